@@ -17,8 +17,8 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-failed faults lint ratchet type format proto settings docs bench \
-	bench-setup clean
+.PHONY: setup serve wheel image test test-all test-airflow test-failed faults lint ratchet type format proto settings \
+	docs bench bench-setup clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +64,11 @@ test-all: $(STAMP) $(NATIVE_STAMP)
 	-bash tests/setup_browser.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
+
+# Apart from the others: its environment and two runs of a DAG take minutes.
+test-airflow: $(STAMP)
+	PYTHON=$(BIN)/python bash tests/setup_airflow.sh
+	$(BIN)/python -m pytest -m airflow tests/airflow_provider_conch
 
 test-failed: $(STAMP) $(NATIVE_STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none

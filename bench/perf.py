@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import grpc
@@ -117,8 +117,21 @@ class Window:
     p99: float
 
 
-def measure_window(model: str, server: Server, clients: int, seconds: float) -> Window:
+def measure_window(
+    model: str,
+    server: Server,
+    clients: int,
+    seconds: float,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Window:
     """Keeps a model busy for some seconds, and measures all of it.
+
+    Args:
+        model: The model.
+        server: The server.
+        clients: Requests in flight.
+        seconds: Length of the window.
+        shapes: Shapes of inputs that have no fixed one.
 
     Raises:
         MeasurementError: a request failed, or the server went away.
@@ -129,6 +142,7 @@ def measure_window(model: str, server: Server, clients: int, seconds: float) -> 
         loads=[Load("concurrency", clients)],
         seconds=max(round(seconds), 1),
         warm_up=0,
+        shapes=dict(shapes or {}),
         reuse_data=True,
     )
     point = measure_point(settings)

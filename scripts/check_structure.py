@@ -54,7 +54,7 @@ class Checkout:
         self.modules: dict[str, Module] = {}
         for folder in SOURCES:
             source = root / folder
-            for path in sorted([*source.glob("conch*/**/*.py"), *source.glob("*.py")]):
+            for path in sorted([*source.glob("*conch*/**/*.py"), *source.glob("*.py")]):
                 if "_pb2" not in path.name:
                     parts = path.relative_to(source).with_suffix("").parts
                     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

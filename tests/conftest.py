@@ -19,6 +19,7 @@ if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
 
 from tests.support import budgets, profiles, sets
 from tests.support.leaks import no_leaks
+from tests.support.servers import FRONT_ENDS
 
 # A shell has programs that it starts in the background ignore SIGINT, and so would what tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -54,8 +55,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Refuses tests of the quick set that start a process."""
-    with _guard.refused() if sets.is_quick(item) else nullcontext():
+    """Refuses tests of the quick set that start a process, unless all servers have front processes."""
+    with _guard.refused() if sets.is_quick(item) and FRONT_ENDS == "0" else nullcontext():
         return (yield)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,15 @@ from conch_check.static_checks import (
     ineffective_settings,
     read_python,
 )
+from conch_control.canary.rollout_file import (
+    Declaration,
+    Rollout,
+    declaration_doubts,
+    parse_toml,
+)
+from conch_control.canary.rollout_file import (
+    read_text as read_utf8,
+)
 from conch_control.config.instance_groups import resolving_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import assemble_spec, read_extras
@@ -45,7 +54,13 @@ from conch_control.config.validate import config_problems, support_problems, ten
 from conch_control.config.warmup import checked_warmup
 from conch_control.control_options import ControlOptions
 from conch_control.native_agents import NativeAgents
-from conch_control.repository.layout import CONFIG_FILE, select_versions, split_versions, variant_path
+from conch_control.repository.layout import (
+    CONFIG_FILE,
+    ROLLOUT_FILE,
+    select_versions,
+    split_versions,
+    variant_path,
+)
 from conch_control.repository.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -78,6 +93,7 @@ class ModelCheck:
     Attributes:
         model_report: The findings.
         config: Config with defaults, not completed; None if unreadable.
+        declaration: Its labels and rollout; None without a valid file.
     """
 
     def __init__(self, source: ModelSource, rules: Rules) -> None:
@@ -86,6 +102,8 @@ class ModelCheck:
         self.report = self._collector.report
         self.sort = self._collector.sort
         self.config: ModelConfig | None = None
+        self.declaration: Declaration | None = None
+        self._versions: Sequence[int] = ()  # with a directory
         self._directory = Path()  # local directory
         self._backend_found: Backend | None = None
         self._source = source
@@ -98,6 +116,12 @@ class ModelCheck:
         except Exception as error:  # boundary: backends and what they import; a load would fail too
             log.debug("checking '%s' failed", self.model_report.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
+
+    def report_doubts(self, group: Mapping[str, Rollout]) -> None:
+        """Warns of what is odd in its declaration; `group` has the rollouts of its group's other models."""
+        if self.declaration is not None:
+            for doubt in declaration_doubts(self.declaration, ROLLOUT_FILE, self._versions, group):
+                self._collector.add("warning", self._rollout_file, 0, 0, doubt.message)
 
     def _run(self) -> None:
         try:
@@ -118,7 +142,8 @@ class ModelCheck:
 
     def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
         """Checks a config; `paths` are those of the model's files."""
-        versions = self._find_versions(paths)
+        self._versions = versions = self._find_versions(paths)
+        self._read_rollout()
         config = ModelConfig()
         config.CopyFrom(written)
         self._define(config, paths, versions)
@@ -133,8 +158,12 @@ class ModelCheck:
         effective = self.model_report.config
         if effective is not None and self.model_report.certain:
             found = self._backend_found
-            known, passed_on = ((), True) if found is None else (found.parameters, found.passes_parameters)
-            self.report(ineffective_settings(effective, known, passed_on), "warning")
+            of_backend = (
+                ((), True, False)
+                if found is None
+                else (found.parameters, found.passes_parameters, found.takes_host_policies)
+            )
+            self.report(ineffective_settings(effective, *of_backend), "warning")
         wrong = {finding.path for finding in self.model_report.findings}
         self.report((each for each in _unknown_enum_numbers(written) if each.path not in wrong), "warning")
 
@@ -197,6 +226,18 @@ class ModelCheck:
             self._collector.file = f"{self._source.location}/{path}"
             return content
         return None
+
+    @property
+    def _rollout_file(self) -> str:
+        return f"{self.model_report.location}/{ROLLOUT_FILE}"
+
+    def _read_rollout(self) -> None:
+        path = self._directory / ROLLOUT_FILE
+        if path.exists():
+            try:
+                self.declaration = parse_toml(read_utf8(path), ROLLOUT_FILE)
+            except InvalidArgumentError as error:
+                self._collector.add("error", self._rollout_file, 0, 0, error.message)
 
     def _find_versions(self, paths: Sequence[str]) -> list[int]:
         names = {path.partition("/")[0] for path in paths if "/" in path}

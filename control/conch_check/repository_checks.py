@@ -79,11 +79,25 @@ def check_repositories(
             )
     alone = {name: each[0] for name, each in checks.items() if len(each) == 1}
     check_ensembles(alone, {name for name, each in sources.items() if len(each) > 1})
+    check_rollouts(alone)
     for each in checks.values():
         for one in each:
             one.sort()
     report.models = [each.model_report for name in names for each in checks[name]]
     return report
+
+
+def check_rollouts(checks: Mapping[str, ModelCheck]) -> None:
+    """Warns of odd declarations of rollouts, also against those of the other models of a group."""
+    rollouts = {
+        name: check.declaration.rollout
+        for name, check in checks.items()
+        if check.declaration is not None and check.declaration.rollout is not None
+    }
+    for name, check in checks.items():
+        group = rollouts[name].group if name in rollouts else ""
+        others = {other: each for other, each in rollouts.items() if other != name and each.group == group}
+        check.report_doubts(others if group else {})
 
 
 _QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"

@@ -32,7 +32,10 @@ _ADD_ONS = "conch.parameters"
 
 
 def ineffective_settings(
-    config: ModelConfig, of_backend: Sequence[str] = (), passed_on: bool = True
+    config: ModelConfig,
+    of_backend: Sequence[str] = (),
+    passed_on: bool = True,
+    host_policies: bool = False,
 ) -> Problems:
     """Settings of an effective config that have no effect, as problems that fail no load.
 
@@ -40,10 +43,11 @@ def ineffective_settings(
         config: The config.
         of_backend: Parameters that its backend reads.
         passed_on: Whether models of the backend get parameters of other names.
+        host_policies: Whether its instances run as host policies say.
     """
     yield from _batching_advice(config)
     for number, group in enumerate(config.instance_group):
-        for field in ("host_policy", "secondary_devices"):
+        for field in ("secondary_devices",) if host_policies else ("host_policy", "secondary_devices"):
             if getattr(group, field):
                 path = f"instance_group[{number}].{field}"
                 yield Problem(path, f"{field} is accepted and has no effect in this version")

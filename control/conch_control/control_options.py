@@ -44,6 +44,13 @@ _SECRET_URL = re.compile(r".*?://[^/@:]*:(?=[^/@]+@)")
 """Scheme and user of a URL with a password; the rest is hidden."""
 
 
+_POLICY_VALUES = {
+    "cpu-cores": (re.compile(r"\d+-\d+"), "the first and the last one, such as 0-3"),
+    "numa-node": (re.compile(r"\d+"), "a number"),
+}
+"""Forms of values of host policies, and a description; others are for backends."""
+
+
 def _repository(text: str) -> str | Path:
     return text if "://" in text else Path(text)  # a Path merges the two slashes
 
@@ -77,6 +84,27 @@ def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, 
             )
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def host_policies(specifications: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
+    """Parses ``<policy>,<setting>=<value>`` options.
+
+    Raises:
+        FlagError: One is malformed.
+    """
+    policies: dict[str, dict[str, str]] = {}
+    for specification in specifications:
+        policy, _, setting = specification.partition(",")
+        key, equals, value = setting.partition("=")
+        if not (policy and key and equals):
+            raise FlagError(
+                f"--host-policy: '{specification}' is not of the form '<policy>,<setting>=<value>'"
+            )
+        form, example = _POLICY_VALUES.get(key, (None, ""))
+        if form is not None and form.fullmatch(value) is None:
+            raise FlagError(f"--host-policy: {key} of '{policy}' is '{value}', expected {example}")
+        policies.setdefault(policy, {})[key] = value
+    return policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +148,33 @@ def _memory(text: str) -> int | str:
     return int(text)
 
 
+_UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _gpu_memory(texts: Iterable[str]) -> Mapping[int, int]:
+    """Budgets by GPU. Raises FlagError: one is malformed."""
+    budgets: dict[int, int] = {}
+    for text in texts:
+        found = re.fullmatch(r"([0-9]{1,3}):([0-9]{1,15})([A-Za-z]*)", text)
+        size = 0 if found is None else int(found[2]) * _UNITS.get(found[3], 0)
+        if found is None or not size:
+            raise FlagError(
+                f"--resident-gpu-memory must be <gpu>:<size>, such as 0:60GB, with a size above 0 in bytes, "
+                f"MB, GB, MiB or GiB, got '{text}'"
+            )
+        if int(found[1]) in budgets:
+            raise FlagError(f"--resident-gpu-memory has two sizes for GPU {int(found[1])}: give one")
+        budgets[int(found[1])] = size
+    return budgets
+
+
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
     """Which models are in memory in on-demand mode.
 
     Attributes:
         memory: Memory of all models in bytes, or a percentage of what the process may use.
+        gpu_memory: Memory of all models on some GPUs in bytes, by the GPU's number; others have no limit.
         models: Most models in memory; 0 for no limit.
         cold_start: ``wait``: requests wait for a load; ``reject``: they are refused, and have it done.
         cold_start_timeout_s: Longest wait of a request for a load.
@@ -142,6 +191,14 @@ class ResidencyOptions:
         ValueType("bytes or percentage", _memory, "int | str"),
         "80%",
         "memory of all models together; a percentage is of the memory that the server may use",
+    )
+    gpu_memory: Mapping[int, int] = option(
+        "--resident-gpu-memory",
+        TEXT,
+        help="<gpu>:<size>, such as 0:60GB: memory of all models together on a GPU; sizes are in bytes, or "
+        "with MB, GB, MiB or GiB",
+        repeatable=True,
+        convert=_gpu_memory,
     )
     models: int = option("--resident-models", NATURAL, 0, "most models in memory, 0 for no limit")
     cold_start: str = option(
@@ -212,12 +269,14 @@ class ControlOptions:
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
         backend_directory: Directory of backends that are not installed; None for Triton's.
         repoagent_directory: Directory of compiled repository agents.
+        host_policies: Settings of host policies, by name.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
         residency: Which models are in memory in on-demand mode.
         state_directory: Keeps what a restart must know; None for nothing.
+        rollout_capture_directory: Keeps tensors of shadow pairs that differ; None for none.
         namespacing: Allow models of the same name in several repositories.
         model_name: Name of the model of a local path that is one model instead of a repository; empty to take
             all paths for repositories.
@@ -284,6 +343,14 @@ class ControlOptions:
         None,
         "directory for what a restart must know, one for each server: progress of rollouts, labels, which "
         "models were resident; without it a restart begins anew",
+        group=_CONTROL,
+    )
+    rollout_capture_directory: Path | None = option(
+        "--rollout-capture-directory",
+        DIRECTORY,
+        None,
+        "directory for inputs and outputs of the 32 worst shadow pairs of each rollout, which are data of "
+        "clients, in files that only the server's user can read",
         group=_CONTROL,
     )
     namespacing: bool = option(
@@ -357,6 +424,15 @@ class ControlOptions:
         secret=SECRET_OPTION,
         group=_LOADING,
         convert=backend_options,
+    )
+    host_policies: Mapping[str, Mapping[str, str]] = option(
+        "--host-policy",
+        TEXT,
+        help="<policy>,<setting>=<value>, such as cpu,cpu-cores=0-3 or gpu_0,numa-node=0: where instances of "
+        "backends compiled for Triton run",
+        repeatable=True,
+        group=_LOADING,
+        convert=host_policies,
     )
     devices: Devices = field(default_factory=_no_devices)
     rate_limits: tuple[ResourceLimit, ...] | None = None

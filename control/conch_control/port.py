@@ -128,7 +128,7 @@ class AgentPort(RolloutControl, Protocol):
         """Has a label of a model name a ready version; None removes it.
 
         Raises:
-            FailedPreconditionError: A file declares the labels of this model.
+            FailedPreconditionError: A file or the repository declares the labels of this model.
             ConchError: There is no such model, version or label.
         """
 

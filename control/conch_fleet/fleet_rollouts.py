@@ -17,12 +17,12 @@ import logging
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
-from conch.core.errors import ConchError, NotFoundError, UnavailableError
+from conch.core.errors import ConchError, FailedPreconditionError, NotFoundError, UnavailableError
 from conch.core.rollouts import RolloutReport, RolloutTransition
 from conch_control.canary.guards import Counts
 from conch_control.canary.managed import ManagedBy
@@ -124,6 +124,7 @@ class FleetRollouts(RolloutCalls):
         self._couriers = {agent.target: _Courier(agent) for agent in agents}
         self._views: dict[str, FleetView] = {}
         self._managed: dict[str, _Managed] = {}
+        self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
         self._declared: set[str] = set()  # so that their absence has a meaning
         self._stopped = False
         self.events = EventLog(wall_seconds)  # wakes the loop
@@ -233,11 +234,12 @@ class FleetRollouts(RolloutCalls):
             return Declaration()
         try:
             state = source.fingerprint()
-            declaration = read_declaration(source, state)
+            labels, declaration = read_declaration(source, state)
         except OSError as error:
             raise UnavailableError(f"{source.location} can't be read: {error}") from error
         files = VersionDigests.of(state)
         with self._changed:
+            self._labelled[model] = labels
             view = self._views.setdefault(model, FleetView(tuple(self._couriers)))
             view.files = files.name
             view.digests = {version: files.digest(version) for version in files.versions}
@@ -322,6 +324,8 @@ class FleetRollouts(RolloutCalls):
         check_own_label(label)
         self._identifier(name)
         self.declare(name)
+        if self._labelled.get(name):
+            self._refuse_labels(name)
         with self._changed:
             versions = self._views[name].digests if name in self._views else {}
         if version is not None and version not in versions:
@@ -336,6 +340,15 @@ class FleetRollouts(RolloutCalls):
 
     def _declare_again(self, identifier: str) -> None:
         self.declare(identifier)
+
+    def _with_labels(self, identifier: str, declared: Declaration) -> Declaration:
+        named = self._labelled.get(identifier)
+        if named and declared.labels:
+            self._refuse_labels(identifier)
+        return replace(declared, labels=named) if named else declared
+
+    def _refuse_labels(self, model: str) -> None:
+        raise FailedPreconditionError(f"labels of '{model}': its repository has them; change them there")
 
     def _traffic(self, model: str, version: int) -> float:
         progress = self.loop.progress(model)

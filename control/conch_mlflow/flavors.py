@@ -11,6 +11,7 @@ compiled: no pyfunc, and of configs in artifacts only those that name an engine 
 from __future__ import annotations
 
 import io
+import json
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from conch_control.config.platforms import filling_backend, is_ensemble
 from conch_control.repository.layout import CONFIG_FILE, split_versions
 from conch_control.repository.storage.stores import StoredObject, is_safe
 from conch_mlflow.registry import FLAVOR_TAG
+from conch_mlflow.served_files import EXAMPLE_FILE, SIGNATURE_FILE
 from conch_mlflow.signature import Signature, SignatureError, Tensor, parse_signature
 
 MLMODEL = "MLmodel"
@@ -34,6 +36,7 @@ PYFUNC = "python_function"
 _MOST_TEXT = 1 << 20
 _BUFFER = 1 << 16
 _REQUIREMENTS = "requirements.txt"
+_EXAMPLE = "serving_input_example.json"
 _OWN = frozenset(
     {
         MLMODEL,
@@ -43,7 +46,7 @@ _OWN = frozenset(
         "python_env.yaml",
         "registered_model_meta",
         "input_example.json",
-        "serving_input_example.json",
+        _EXAMPLE,
     }
 )
 """Files of MLflow's own, which an engine does not need."""
@@ -135,9 +138,29 @@ def plan_version(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPl
             plan = replace(plan, files={**rest, **plan.files}, config=config, generated=False)
         if not allow_code and (code := plan.code or _code_of(plan)):
             raise FlavorError(f"{code}, {_CODE}")
-        return plan
+        return _with_signature(plan, artifact)
     except FlavorError as error:
         return VersionPlan(problem=str(error))
+
+
+def _with_signature(plan: VersionPlan, artifact: Artifact) -> VersionPlan:
+    """A plan with what scoring and warm-up need; nothing for a model without a signature that they know."""
+    try:
+        if artifact.signature() is None:
+            return plan
+    except FlavorError:
+        return plan
+    made = {**plan.made, SIGNATURE_FILE: json.dumps(artifact.mlmodel["signature"]).encode()}
+    example = artifact.files.get(_EXAMPLE)
+    files = {**plan.files}
+    if example is not None and example.size <= _MOST_TEXT and not any(map(_is_whole_artifact, files)):
+        files[EXAMPLE_FILE] = example
+    return replace(plan, made=made, files=files)
+
+
+def _is_whole_artifact(path: str) -> bool:
+    """Whether a pyfunc's file, which runs the example by itself."""
+    return path == f"artifact/{MLMODEL}"
 
 
 def _code_of(plan: VersionPlan) -> str:

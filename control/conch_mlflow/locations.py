@@ -12,7 +12,10 @@ from urllib.parse import parse_qsl
 from conch.core.errors import InvalidArgumentError
 from conch_control.repository.repository_kinds import without_user
 
-SPELLING = "mlflow://host:port/path?alias=name,name or mlflow+http://host:port/path?alias=name,name"
+SPELLING = (
+    "mlflow://host:port/path?alias=name,name&stable=name or "
+    "mlflow+http://host:port/path?alias=name,name&stable=name"
+)
 
 _URL = re.compile(
     r"(?P<scheme>mlflow|mlflow\+http)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
@@ -31,6 +34,7 @@ class MlflowLocation:
         port: Its port; None for that of the protocol.
         prefix: Path before ``/api``, without a trailing slash.
         aliases: Aliases whose versions are served; empty for all.
+        stable: The alias whose version gets requests without a version; empty for the usual ones.
     """
 
     text: str
@@ -39,6 +43,7 @@ class MlflowLocation:
     port: int | None = None
     prefix: str = ""
     aliases: tuple[str, ...] = ()
+    stable: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -60,13 +65,21 @@ def parse_location(text: str) -> MlflowLocation:
     if port is not None and not 0 < port < 65536:
         raise _wrong(text, f"{port} is not a port")
     aliases: list[str] = []
+    stable: str | None = None
     for key, value in parse_qsl(found["query"] or "", keep_blank_values=True):
-        if key != "alias":
-            raise _wrong(text, f"'{key}' is not known, only 'alias' is")
-        aliases += value.split(",")
-    for alias in aliases:
+        if key not in ("alias", "stable"):
+            raise _wrong(text, f"'{key}' is not known, only 'alias' and 'stable' are")
+        if key == "alias":
+            aliases += value.split(",")
+        elif stable is not None:
+            raise _wrong(text, "'stable' is given twice")
+        else:
+            stable = value
+    for alias in (*aliases, *([] if stable is None else [stable])):
         if not _ALIAS.fullmatch(alias):
             raise _wrong(text, f"'{alias}' is no alias")
+    if stable is not None and aliases and stable not in aliases:
+        raise _wrong(text, f"'stable' names '{stable}', which 'alias' does not; add it there")
     return MlflowLocation(
         text.rstrip("/"),
         found["scheme"] == "mlflow",
@@ -74,6 +87,7 @@ def parse_location(text: str) -> MlflowLocation:
         port,
         (found["path"] or "").rstrip("/"),
         tuple(dict.fromkeys(aliases)),
+        stable or "",
     )
 
 

@@ -9,6 +9,7 @@ from conch.core.option import FlagError, Settings, option
 from conch.core.value_types import BOOL
 from conch.server_options import AddOnSettings, PartOptions
 from conch_control.control_options import StorageOptions
+from conch_mlflow.scoring.scoring_provider import ScoringRoutes
 
 NAME = "mlflow"
 """The name of the settings' entry point."""
@@ -31,17 +32,22 @@ class MlflowSettings(AddOnSettings):
 
     def check(self, settings: Settings) -> None:
         """Checks that there is a registry. Raises FlagError: there is none."""
-        locations = [str(each) for each in settings["model-repository"] or ()]
-        if settings["mlflow-allow-code"] and not any(
-            each.startswith("mlflow") and "://" in each for each in locations
-        ):
+        if settings["mlflow-allow-code"] and not _has_registry(settings):
             raise FlagError("--mlflow-allow-code has no effect without a --model-repository=mlflow://...")
 
     def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
-        """Hands them to the kind of repository."""
+        """Hands them to the kind of repository, and adds the scoring routes to REST."""
         control = options.control
         kinds = {**control.storage.kinds, NAME: settings.build(MlflowSettings)}
-        return replace(options, control=replace(control, storage=replace(control.storage, kinds=kinds)))
+        options = replace(options, control=replace(control, storage=replace(control.storage, kinds=kinds)))
+        if options.http is None:
+            return options
+        return replace(options, http=replace(options.http, further=(*options.http.further, ScoringRoutes())))
+
+
+def _has_registry(settings: Settings) -> bool:
+    locations = map(str, settings["model-repository"] or ())
+    return any(each.startswith(("mlflow://", "mlflow+http://")) for each in locations)
 
 
 def allows_code(options: StorageOptions) -> bool:

@@ -35,10 +35,12 @@ from conch_mlflow.registry import (
     FLAVOR_TAG,
     NAME_TAG,
     READY,
+    ROLLOUT_TAG,
     SERVE_TAG,
     MalformedError,
     RegisteredModel,
     RegisteredVersion,
+    can_be_label,
     newest_ready,
     parse_model,
     parse_version,
@@ -164,14 +166,17 @@ class MlflowRepository:
         ambiguous: set[str] = set()
         for model in registered:
             name = self._name(model)
-            served = self._served(model, found, tagged.get(model.name, ())) if name else []
+            if not name:
+                continue
+            followed = self._followed(model, found)
+            served = self._served(model, followed, tagged.get(model.name, ()))
             if not served:
                 continue
             if name in models:
                 ambiguous.add(name)
-            numbers = {each.number for each in served}
-            labels = {label: number for label, number in model.labels().items() if number in numbers}
-            models[name] = MlflowModel(self, name, model.name, tuple(served), labels)
+            labels = self._labels(model, followed, served)
+            rollout = model.tags.get(ROLLOUT_TAG)
+            models[name] = MlflowModel(self, name, model.name, tuple(served), labels, rollout)
         for name in ambiguous:
             self._report(f"two registered models are named '{name}', by tag {NAME_TAG}; neither is served")
             del models[name]
@@ -216,14 +221,10 @@ class MlflowRepository:
             directories.update("/".join(parts[:count]) for count in range(1, len(parts)))
         return StatedContents(files, frozenset(directories), problem, model.fingerprint())
 
-    def _served(
-        self,
-        model: RegisteredModel,
-        found: Mapping[tuple[str, int], RegisteredVersion],
-        tagged: Iterable[RegisteredVersion],
-    ) -> list[ServedVersion]:
-        """The versions to serve; an alias of a version that is not ready means the last one that was."""
-        versions = {each.number: each for each in tagged if each.status == READY}
+    def _followed(
+        self, model: RegisteredModel, found: Mapping[tuple[str, int], RegisteredVersion]
+    ) -> dict[str, RegisteredVersion]:
+        """The versions of aliases; one that is not ready is the last one that was."""
         aliases = wanted_aliases(model, self._connection.location.aliases)
         with self._lock:
             held = self._held.get(model.name, {})
@@ -234,17 +235,46 @@ class MlflowRepository:
                 each = held.get(alias)
             if each is not None:
                 now[alias] = each
-                versions[each.number] = each
         with self._lock:
             self._held[model.name] = now
+        return now
+
+    def _served(
+        self,
+        model: RegisteredModel,
+        followed: Mapping[str, RegisteredVersion],
+        tagged: Iterable[RegisteredVersion],
+    ) -> list[ServedVersion]:
+        """The versions to serve."""
+        versions = {each.number: each for each in tagged if each.status == READY}
+        versions |= {each.number: each for each in followed.values()}
         if not (versions or model.aliases or self._connection.location.aliases):
-            newest = self._newest(model)
-            versions = {} if newest is None else {newest.number: newest}
+            found = (model.in_production(), self._newest(model))
+            versions = {each.number: each for each in found if each is not None}
         tag = model.tags.get(FLAVOR_TAG, "")
         return [
             ServedVersion(each.number, each.source, each.identity, each.tags.get(FLAVOR_TAG, tag))
             for _, each in sorted(versions.items())
         ]
+
+    def _labels(
+        self,
+        model: RegisteredModel,
+        followed: Mapping[str, RegisteredVersion],
+        served: Iterable[ServedVersion],
+    ) -> dict[str, int]:
+        labels = model.labels(
+            {alias: each.number for alias, each in followed.items()},
+            {each.number for each in served},
+            self._connection.location.stable,
+        )
+        for alias in labels:
+            if not can_be_label(alias):
+                self._report(
+                    f"alias '{alias}' of registered model {model.name!r} can't be a label, which begins with "
+                    f"a letter and has at most 64 characters: requests can't name a version by it"
+                )
+        return {alias: number for alias, number in labels.items() if can_be_label(alias)}
 
     def _newest(self, model: RegisteredModel) -> RegisteredVersion | None:
         """The newest version that is ready; the listing has only the newest one of each stage."""
@@ -426,9 +456,11 @@ class MlflowModel:
         registered: str,
         versions: tuple[ServedVersion, ...],
         labels: Mapping[str, int],
+        rollout: str | None,
     ) -> None:
         self._repository = repository
         self._labels = labels
+        self._rollout = rollout
         self.name = name
         self.registered = registered
         self.versions = versions
@@ -439,8 +471,12 @@ class MlflowModel:
         return f"{self._repository.models_location}/{self.registered}"
 
     def labels(self) -> Mapping[str, int]:
-        """The versions that aliases name, and ``production`` for that stage; see `Labelled`."""
+        """The versions that aliases name, ``production`` and ``stable``; see `Labelled`."""
         return self._labels
+
+    def rollout_declaration(self) -> str | None:
+        """The text of tag ``conch.rollout``; see `Declared`."""
+        return self._rollout
 
     def fingerprint(self) -> Fingerprint:
         """The versions to serve, at the listing; a version's content does not change."""

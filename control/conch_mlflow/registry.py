@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from conch.core.version_text import LABEL_PATTERN, STABLE
 
 READY = "READY"
 PENDING = "PENDING_REGISTRATION"
@@ -14,7 +17,10 @@ NAME_TAG = "conch.name"
 """Tag of a registered model with the name that it is served under."""
 FLAVOR_TAG = "conch.flavor"
 """Tag of a version, or of all by their model, with the flavor to serve."""
+ROLLOUT_TAG = "conch.rollout"
+"""Tag of a registered model with a declaration of its rollout."""
 
+_CHAMPION = "champion"
 _PRODUCTION = "Production"
 _MOST_VERSION = 2**63 - 1
 
@@ -65,10 +71,32 @@ class RegisteredModel:
         """The versions that the listing describes, by number."""
         return {each.number: each for each in self.latest}
 
-    def labels(self) -> dict[str, int]:
-        """The aliases, and ``production`` for the version in that stage."""
-        staged = [each.number for each in self.latest if each.stage == _PRODUCTION]
-        return {**({"production": max(staged)} if staged else {}), **self.aliases}
+    def in_production(self) -> RegisteredVersion | None:
+        """The newest version in the deprecated stage Production that is ready."""
+        return newest_ready(each for each in self.latest if each.stage == _PRODUCTION)
+
+    def labels(self, followed: Mapping[str, int], served: Collection[int], stable: str) -> dict[str, int]:
+        """Labels of served versions: the aliases, ``production`` for that stage, and ``stable``.
+
+        Args:
+            followed: Versions that are served for aliases.
+            served: Numbers of all served versions.
+            stable: The alias whose version is stable; empty for ``stable`` or else ``champion``.
+        """
+        aliases = {**self.aliases, **followed}
+        staged = self.in_production()
+        named = ({_PRODUCTION.lower(): staged.number} if staged else {}) | aliases
+        first = stable or (STABLE if STABLE in aliases else _CHAMPION)
+        if first in named:
+            named[STABLE] = named[first]
+        else:
+            named.pop(STABLE, None)
+        return {alias: number for alias, number in named.items() if number in served}
+
+
+def can_be_label(alias: str) -> bool:
+    """True if a request can give an alias as a version."""
+    return re.fullmatch(LABEL_PATTERN, alias) is not None
 
 
 def wanted_aliases(model: RegisteredModel, chosen: tuple[str, ...]) -> dict[str, int]:

@@ -48,14 +48,21 @@ class Tensor:
         name: Empty if the signature has none.
         datatype: As in a config, without ``TYPE_``.
         dims: The whole shape, with the batch.
-        column: Whether it is a column of a table.
+        kind: MLflow's type of a column; empty for a tensor.
+        named: Whether the signature has the name.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
     optional: bool = False
-    column: bool = False
+    kind: str = ""
+    named: bool = True
+
+    @property
+    def column(self) -> bool:
+        """Whether it is a column of a table."""
+        return bool(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def _tensor(data: Mapping[str, Any], where: str) -> Tensor:
         return Tensor(name, _TENSORS[dtype], tuple(shape), optional)
     if kind not in _COLUMNS:
         raise SignatureError(f"{where} have a column '{name}' of type '{kind}', which no tensor can have")
-    return Tensor(name, _COLUMNS[kind], (-1,), optional, True)
+    return Tensor(name, _COLUMNS[kind], (-1,), optional, str(kind))
 
 
 def _param(data: Mapping[str, Any]) -> Tensor:
@@ -113,7 +120,8 @@ def _named(tensors: tuple[Tensor, ...], usual: str) -> tuple[Tensor, ...]:
             each.datatype,
             each.dims,
             each.optional,
-            each.column,
+            each.kind,
+            bool(each.name),
         )
         for number, each in enumerate(tensors)
     )

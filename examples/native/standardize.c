@@ -1,4 +1,4 @@
-/* A backend in C: takes the mean from each row of a tensor, and divides the row by its standard deviation.
+/* The backend 'standardize': takes the mean from each row of a tensor, and divides the row by its standard deviation.
  *
  * Config: one FP32 input of one dimension, and one FP32 output of the same. Its name and that of the output may be
  * any. A model needs no files: its version directory may be empty.
@@ -23,7 +23,7 @@ static uint64_t now_ns(void) {
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-static void standardize(const float* from, float* to, int64_t rows, int64_t length) {
+static void scale_rows(const float* from, float* to, int64_t rows, int64_t length) {
   for (int64_t row = 0; row < rows; row++, from += length, to += length) {
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < length; i++) sum += from[i];
@@ -57,7 +57,7 @@ static TRITONSERVER_Error* answer(TRITONBACKEND_Request* request, TRITONBACKEND_
   TRY(TRITONBACKEND_ResponseOutput(response, &output, name, datatype, shape, rank));
   TRY(TRITONBACKEND_OutputBuffer(output, &to, size, &place, &device));
   const int64_t length = shape[rank - 1];
-  if (length > 0) standardize(from, to, (int64_t)(size / sizeof(float)) / length, length);
+  if (length > 0) scale_rows(from, to, (int64_t)(size / sizeof(float)) / length, length);
   return NULL;
 }
 

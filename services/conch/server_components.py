@@ -25,7 +25,9 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
+from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.server_facts import ServerFacts
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
@@ -43,7 +45,9 @@ from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart, in_order
+from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
+from conch.process.nvml_memory import open_nvml_memory
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
@@ -89,13 +93,31 @@ def build_components(
     if options.control_port is not None:
         options.control_port.check()
     control = options.control_with_counts()
+    if policy is not None and control.mode != "on-demand":
+        policy.refuse_load_limits()
     registry = Registry()
+    # Each meter measures since it was read last.
+    meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
+    shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
+    gpu_memory = None
     try:
+        if control.residency.gpu_memory:
+            gpu_memory = open_nvml_memory(control.residency.gpu_memory)
         agent = Agent(
-            control, registry, get_backend, cache, drain, repositories=repositories, families=families
+            control,
+            registry,
+            get_backend,
+            cache,
+            drain,
+            repositories=repositories,
+            families=families,
+            shadows=shadows,
+            gpu_memory=gpu_memory,
         )
     except BaseException:
+        if gpu_memory is not None:
+            gpu_memory.close()
         if cache is not None:
             cache.close()
         raise
@@ -126,7 +148,6 @@ def build_components(
         agent,
         console_url=lambda: context.url("Console"),
     )
-    meter = LoadMeter(registry)
     parts: list[ServerPart] = []
     context = PartContext(
         core=core,
@@ -139,6 +160,7 @@ def build_components(
         parts=parts,
         reports=LoadReports(meter, CustomMetrics(families).snapshot),
         meter=meter,
+        shadows=shadows,
         families=families,
         tracing=tracing,
         exemplars=exemplars,
@@ -147,6 +169,8 @@ def build_components(
         get_backend=get_backend,
     )
     parts += in_order(_open_parts(options, context))
+    metrics = next((part.text for part in parts if isinstance(part, MetricsPart)), None)
+    agent.calls.facts = ServerFacts(core, services, metrics)
     return Components(context, policy, planner)
 
 
@@ -164,5 +188,6 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         from conch.parts.control_part import ControlPart  # imports grpcio
 
         yield ControlPart(options.control_port, context)
+    yield ShadowPart(context.shadows)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

@@ -99,6 +99,8 @@ class Lifecycle:
                 part.check_models()
         for part in self._parts:
             part.start()
+        if loaded:
+            self._agent.restore()
         if loaded and self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in self.failures})
 

@@ -77,7 +77,6 @@ _UNSUPPORTED = (
     _refused("responses have no pool", "--grpc-max-response-pool-size", str(2**31 - 1)),
     _refused("tensors are copied by the threads that need them", "--buffer-manager-thread-count", "0"),
     _refused("loads do not look at the memory of GPUs", "--model-load-gpu-limit"),
-    _refused("instances are not bound to processors", "--host-policy"),
     # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, and caches are built in
     # (others are refused by name).
     _ignored("--pinned-memory-pool-byte-size", NATURAL),

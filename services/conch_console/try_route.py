@@ -28,6 +28,7 @@ from conch.core.request import (
     RequestModel,
     RunTimes,
     SpanRecord,
+    TraceCopy,
     Watch,
 )
 from conch.core.request_log import Caller, RequestLog
@@ -281,6 +282,10 @@ class TimedWatch:
         """Passes attributes on."""
         if self._within is not None:
             self._within.describe(facts)
+
+    def copy_trace(self) -> TraceCopy | None:
+        """The trace for a copy of the request."""
+        return None if self._within is None else self._within.copy_trace()
 
     @property
     def trace_context(self) -> str:

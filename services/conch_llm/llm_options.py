@@ -195,7 +195,7 @@ class LlmSettings(AddOnSettings):
             )
             port = replace(port, restrictions={**port.restrictions, **self.restrictions})
         if options.http is not None and rest:
-            options = replace(options, http=replace(options.http, further=routes))
+            options = replace(options, http=replace(options.http, further=(*options.http.further, routes)))
         added = LlmOptions(metrics, given, port, bool(keys))
         return replace(options, add_ons={**options.add_ons, "llm": added})
 

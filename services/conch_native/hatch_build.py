@@ -28,13 +28,18 @@ FLAGS = [
 
 
 def compiler() -> list[str]:
-    """The command of the C compiler: ``$CC``, ``cc``, or ziglang's; empty if there is none."""
+    """The command of the machine's C compiler, ``$CC`` or ``cc``; empty if there is none."""
     given = os.environ.get("CC")
     if given:
         return shlex.split(given)
-    if shutil.which("cc"):
-        return ["cc"]
-    return []
+    return ["cc"] if shutil.which("cc") else []
+
+
+def from_pypi(machine: str, glibc: bool) -> tuple[list[str], str]:
+    """The command of ziglang's compiler, and the platform of what it makes; glibc as old as it may be."""
+    libc, platform_name = ("gnu.2.17", "manylinux_2_17") if glibc else ("musl", "musllinux_1_2")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-{libc}"]
+    return command, f"{platform_name}_{machine}"
 
 
 def compile_host(root: Path, command: list[str], to: Path) -> None:
@@ -56,12 +61,12 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        command = compiler() or [sys.executable, "-m", "ziglang", "cc"]
+        machine = sysconfig.get_platform().partition("-")[2]
+        glibc = platform.libc_ver()[0] == "glibc"
+        command, name = compiler(), f"linux_{machine}" if glibc else f"musllinux_1_2_{machine}"
+        if not command:
+            command, name = from_pypi(machine, glibc)
         compile_host(root, command, root / "conch_native/libtritonserver.so")
-        name = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        if os.environ.get("CONCH_NATIVE_PLATFORM"):  # of a cross compiler, given in CC
-            name = os.environ["CONCH_NATIVE_PLATFORM"]
-        elif platform.libc_ver()[0] != "glibc":
-            name = name.replace("linux", "musllinux_1_2")
+        name = os.environ.get("CONCH_NATIVE_PLATFORM", name)  # of a cross compiler, given in CC
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{name}"

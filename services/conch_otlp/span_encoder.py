@@ -216,6 +216,9 @@ class SpanEncoder:
     def _of_root(self, root: Trace) -> bytes:
         """Attributes of a request's result and its caller."""
         found = _caller_attributes(root.path, root.client, root.agent)
+        link: tuple[int, int] | None = getattr(root, "link", None)
+        if link is not None:
+            found += Span(links=[_link(*link)]).SerializeToString()
         span = Span()
         if root.error is not None:
             self._fail(span, root, root.error)

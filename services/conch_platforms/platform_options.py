@@ -15,6 +15,7 @@ from conch.core.option import FlagError, Setting, Settings, nested, option, sett
 from conch.core.value_types import ANY_PORT, BOOL, DIRECTORY, MOST_PORT, POSITIVE, TEXT, ValueType
 from conch.frontends.http.http_options import HTTP_THREADS, HttpOptions
 from conch.server_options import AddOnOptions, AddOnSettings, Detected, Opening, PartOptions
+from conch_mlflow.scoring.scoring_provider import ScoringRoutes
 from conch_platforms.platform_defaults import Disk
 from conch_platforms.platform_detection import (
     AZUREML,
@@ -67,6 +68,7 @@ _SAFE_PORTS = {
     "vertex-ai-port": "allow-vertex-ai",
 }
 """Ports that lie in SageMaker's safe range, and the switches that open them."""
+_SCORING = "invocations"
 _THREADS = "1, or Triton's default 8, which is taken for it: one thread serves all connections"
 
 
@@ -97,8 +99,8 @@ class SageMakerSettings:
         "--sagemaker-inference-type",
         TEXT,
         "infer",
-        "protocol of inference requests",
-        choices=("infer", "generate", "generate_stream"),
+        "protocol of inference requests; invocations: MLflow's scoring protocol",
+        choices=("infer", "generate", "generate_stream", _SCORING),
     )
     multi_model: bool = option(
         "--sagemaker-multi-model", BOOL, False, "let SageMaker load and unload models (multi-model endpoint)"
@@ -315,7 +317,10 @@ class PlatformSettings(AddOnSettings):
         ports = []
         for platform in (self.sagemaker, self.vertex_ai):
             if settings.is_on(type(platform)):
-                ports.append(replace(rest, port=platform.port, platform=platform.routes()))
+                port = replace(rest, port=platform.port, platform=platform.routes())
+                if platform is self.sagemaker and self.sagemaker.inference_type == _SCORING:
+                    port = replace(port, further=(ScoringRoutes(),))
+                ports.append(port)
             else:
                 _refuse_unused(settings, type(platform))
         return tuple(ports)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from conch.access.principals import CONTROLS, INFERS, OPEN, READS
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.errors import ConchError, InvalidArgumentError, ModelMemoryError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import Body
@@ -111,7 +111,7 @@ class SageMakerPlatform(RouteProvider):
         sessions: Stateful sessions.
         default_model: Model of ``/invocations``; empty for none.
         ping_mode: ``ready`` or ``live``.
-        inference_type: ``infer``, ``generate`` or ``generate_stream``.
+        inference_type: ``infer``, ``generate``, ``generate_stream`` or ``invocations``.
         models_root: Directory in which SageMaker puts models; None if this is no multi-model endpoint.
     """
 
@@ -152,9 +152,11 @@ class _Hooks(ExchangeHooks):
         self._sessions.failed(exchange)
         if status == 501 and any(name == _ACCEPT_ENCODING for name, _ in headers):
             return 415, headers
+        text = body[:_ERROR_BYTES].decode(errors="replace") if isinstance(body, bytes) else ""
+        if status == ModelMemoryError.http_status and ModelMemoryError.BEGINNING in text:
+            return 507, headers
         # Errors of the client have its own words in their texts.
-        error = body[:_ERROR_BYTES] if status >= 500 and isinstance(body, bytes) else b""
-        if is_memory_error(error.decode(errors="replace")):
+        if status >= 500 and is_memory_error(text):
             return 507, headers
         return status, headers
 

@@ -1,4 +1,4 @@
-"""`conch new`: writes a first Python model, or a backend as a package, that passes its own tests."""
+"""`conch new`: writes a first Python model, or a backend in Python or C, that passes its own tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conch.backends import backend_names
+from conch.cli.examples import examples_directory
+from conch.core.option import FlagError
 from conch_tools.backend_skeleton import FILES
 
 DONE, FAILED = 0, 1
@@ -89,6 +91,12 @@ def test_repeats():
     assert answer["text_output"].tolist() == [b"good morning "]
     assert answer["num_output_tokens"].tolist() == [2]
 '''
+_C_NAME = "standardize"
+_C_FILES = (
+    *("standardize.c", "Makefile", "README.md", "test_standardize.py"),
+    *("models/standardize/config.pbtxt", "models/standardize/1/README"),
+)
+"""Of ``examples/native``, whose backend is `_C_NAME`."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -107,7 +115,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     model.add_argument("--chat", action="store_true", help="a model that chats, for OpenAI's API")
     model.set_defaults(kind="model")
-    text = "Writes a backend as a Python package that passes its own tests, to begin with."
+    text = "Writes a backend that passes its own tests, to begin with: a Python package, or a library in C."
     backend = kinds.add_parser("backend", help=text, description=text, allow_abbrev=False)
     backend.add_argument("name", help="the backend's name: a small letter, then small letters, digits and _")
     backend.add_argument(
@@ -115,7 +123,10 @@ def run(arguments: Sequence[str]) -> int:
         type=Path,
         default=Path(),
         metavar="DIRECTORY",
-        help="where the package's directory conch-NAME is made (default: the current one)",
+        help="where the directory conch-NAME, or with --c NAME_backend, is made (default: the current one)",
+    )
+    backend.add_argument(
+        "--c", action="store_true", help="a library in C, written against Triton's interface"
     )
     backend.set_defaults(kind="backend")
     given = parser.parse_args(arguments)
@@ -131,6 +142,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     if given.name in backend_names():
         backend.error(f"there is a backend '{given.name}' already; choose another name")
+    if given.c:
+        return _write_c_backend(given.name, given.directory / f"{given.name}_backend")
     return _write_backend(given.name, given.directory / f"conch-{given.name}")
 
 
@@ -152,6 +165,26 @@ def _write_backend(name: str, directory: Path) -> int:
     if not _write("backend", directory, files):
         return FAILED
     print(f"test it:   cd {directory} && pip install -e '.[test]' && pytest")
+    return DONE
+
+
+def _write_c_backend(name: str, directory: Path) -> int:
+    """Writes the example of a backend in C under another name."""
+    try:
+        example = examples_directory() / "native"
+        files = {path: (example / path).read_text() for path in _C_FILES}
+    except (FlagError, OSError) as error:
+        print(f"conch new backend: the example of a backend in C can't be read: {error}", file=sys.stderr)
+        return FAILED
+    renamed = {path.replace(_C_NAME, name): text.replace(_C_NAME, name) for path, text in files.items()}
+    if not _write("backend", directory, renamed):
+        return FAILED
+    models = directory / "models"
+    print(
+        f"build it:  pip install 'conch[native]' && make -C {directory}\n"
+        f"test it:   pytest {directory}\n"
+        f"serve it:  conch serve --model-repository={models}"
+    )
     return DONE
 
 

@@ -279,6 +279,15 @@ int cuMemFree_v2(uint64_t pointer) {
     return memory ? OK : INVALID;
 }
 
+int cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
+    NEEDS_CONTEXT;
+    MAY_FAIL;
+    *pointer = malloc(size);
+    return *pointer ? OK : NO_MEMORY;
+}
+
+int cuMemFreeHost(void *pointer) { NEEDS_CONTEXT; free(pointer); return OK; }
+
 int cuIpcGetMemHandle(Raw *raw, uint64_t pointer) {
     NEEDS_CONTEXT;
     MAY_FAIL;

@@ -7,6 +7,7 @@ import sys
 
 import mlflow
 import mlflow.sklearn
+import mlflow_conch
 import numpy as np
 import pandas as pd
 from mlflow.models import infer_signature
@@ -24,8 +25,8 @@ class Text(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         return pd.DataFrame({"total": total, "text": [f"<{each}>" for each in model_input["name"]]})
 
 
-def main(uri: str) -> None:
-    """Registers two versions of an estimator, and a model of Python code."""
+def main(uri: str, directories: list[str]) -> None:
+    """Registers two versions of an estimator, a model of Python code, and directories in Triton's layout."""
     mlflow.set_tracking_uri(uri)
     random = np.random.default_rng(3)
     rows = random.uniform(0, 8, (200, 2))
@@ -36,6 +37,7 @@ def main(uri: str) -> None:
             mlflow.sklearn.log_model(
                 model,
                 name="estimator",
+                input_example=rows[:2],
                 signature=infer_signature(rows, model.predict_proba(rows)),
                 pyfunc_predict_fn="predict_proba",
                 registered_model_name="estimator",
@@ -50,9 +52,14 @@ def main(uri: str) -> None:
             registered_model_name="text",
             pip_requirements=["mlflow"],
         )
-    mlflow.MlflowClient().set_registered_model_alias("estimator", "champion", 1)
+        for directory in directories:
+            mlflow_conch.log_model(directory, name="probe", registered_model_name="probe")
+    client = mlflow.MlflowClient()
+    client.set_registered_model_alias("estimator", "champion", 1)
+    if directories:
+        client.set_registered_model_alias("probe", "champion", 1)
     sys.stdout.write(f"{json.dumps(predicted)}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""The C host and backends in C, compiled once for the tests that serve models with them."""
+"""The C host and backends in C and C++, compiled once for the tests that serve models with them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ class NativeBackends:
         host: The C host.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, packages: Path | None = None) -> None:
+        """`packages` has an installed conch-native; without, it is compiled."""
         self.directory = folder / "backends"
-        self.packages = folder / "packages"
+        self.packages = packages or folder / "packages"
         package = self.packages / "conch_native"
         self.host = package / "libtritonserver.so"
+        if packages is not None:
+            return
         shutil.copytree(PACKAGE, package)
         sources = sorted(map(str, (PACKAGE / "host").glob("*.c")))
         run_compiler(
@@ -43,7 +46,10 @@ class NativeBackends:
     def build(self, name: str) -> Path:
         """Compiles a backend of the tests, unless that was done; returns its library."""
         library = self.directory / name / f"libtriton_{name}.so"
-        return library if library.exists() else build_backend(BACKENDS / f"{name}.c", library.parent)
+        if not library.exists():
+            (source,) = BACKENDS.glob(f"{name}.c*")
+            build_backend(source, library.parent)
+        return library
 
     @contextmanager
     def serving(self, models: Path, *names: str, flags: tuple[str, ...] = ()) -> Iterator[ServerProcess]:

@@ -1,4 +1,4 @@
-"""Libraries and programs in C, compiled for a test."""
+"""Libraries and programs in C and C++, compiled for a test."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ BACKENDS = ROOT / "tests/conch_native/backends"
 """Backends written for tests."""
 
 PACKAGE = ROOT / "services/conch_native/conch_native"
-_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+_FLAGS = ["-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-def compiler() -> list[str]:
-    """The C compiler's command; skips the test if there is none."""
-    command = shlex.split(os.environ.get("CC", "cc"))
+def compiler(language: str = "c") -> list[str]:
+    """The command of the compiler for ``c`` or ``cpp``; skips the test if there is none."""
+    variable, usual, standard = ("CC", "cc", "c11") if language == "c" else ("CXX", "c++", "c++17")
+    command = shlex.split(os.environ.get(variable, usual))
     if shutil.which(command[0]) is None:
-        pytest.skip("needs a C compiler")
-    return command
+        pytest.skip(f"needs a compiler: {command[0]}")
+    return [*command, f"-std={standard}"]
 
 
-def run_compiler(*arguments: str) -> None:
+def run_compiler(*arguments: str, language: str = "c") -> None:
     """Compiles with the headers of conch-native."""
-    command = [*compiler(), *_FLAGS, f"-I{PACKAGE / 'include'}", *arguments]
+    command = [*compiler(language), *_FLAGS, f"-I{PACKAGE / 'include'}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -37,7 +38,8 @@ def build_backend(source: Path, folder: Path, *flags: str, name: str = "") -> Pa
     """Compiles a backend, as ``libtriton_NAME.so`` in a folder that is made."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"libtriton_{name or source.stem}.so"
-    run_compiler("-fPIC", "-shared", *flags, "-o", str(library), str(source))
+    language = source.suffix.lstrip(".")
+    run_compiler("-fPIC", "-shared", *flags, "-o", str(library), str(source), language=language)
     return library
 
 

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,9 @@ PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers
 """Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
 GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
 """What serves the gRPC port of these servers, unless a flag names it."""
+FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
+"""Front processes of these servers, unless a flag says how many; none with flags that need none."""
+_WITHOUT_FRONTS = ("--grpc-transport=grpcio", "--access-policy", "--grpc-restricted-protocol")
 
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
@@ -98,12 +102,21 @@ def past_deadline(call: Callable[[float], T], reached: Callable[[], Any], first_
             return answer
 
 
+_ports = count(os.getpid() * 101)  # processes of one run begin far apart
+
+
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on, below those that the kernel gives to connections and to servers at port 0."""
+    for number in _ports:
+        port = 10_240 + number % 22_528
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("count has no end")
+
+
+def _front_ends(flags: Sequence[str]) -> str:
+    return "0" if any(flag.startswith(_WITHOUT_FRONTS) for flag in flags) else FRONT_ENDS
 
 
 class ServerProcess:
@@ -134,6 +147,7 @@ class ServerProcess:
             "CONCH_HTTP_PORT": "0",
             "CONCH_METRICS_PORT": "0",
             "CONCH_GRPC_TRANSPORT": GRPC_TRANSPORT,
+            "CONCH_FRONT_ENDS": _front_ends(arguments),
         }
         variables = {**inherited, **ours, **(environment or {})}
         with self._output.open("w") as output, self._errors.open("w") as errors:
@@ -310,6 +324,7 @@ def _keywords(flags: Sequence[str]) -> dict[str, Any]:
         "http_port": 0,
         "metrics_port": 0,
         "grpc_transport": GRPC_TRANSPORT,
+        "front_ends": _front_ends(flags),
     }
     given: dict[str, list[str]] = {}
     for flag in flags:

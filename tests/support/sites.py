@@ -119,7 +119,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.repository = root / "models"
-        self.repository.mkdir()
+        self.repository.mkdir(exist_ok=True)
         self.registry = Registry()
         self.backend = EchoBackend()
         self._agents: list[Agent] = []
@@ -160,11 +160,13 @@ class Site:
     def agent(self, mode: Any = "explicit", **options: Any) -> Agent:
         repositories = options.pop("repositories", (self.repository,))
         cache = options.pop("cache", None)
+        gpu_memory = options.pop("gpu_memory", None)
         agent = Agent(
             ControlOptions(repositories=repositories, mode=mode, **options),
             self.registry,
             self.get_backend,
             cache,
+            gpu_memory=gpu_memory,
         )
         self._agents.append(agent)
         return agent

@@ -71,6 +71,9 @@ class NoCalls:
     def model_ready(self, name: str, version: str) -> bool:
         return False
 
+    def fact(self, kind: str, name: str = "", version: str = "") -> object:
+        raise UnavailableError("there is no server to ask")
+
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         raise UnavailableError("nothing can be loaded")
 

@@ -16,7 +16,8 @@ from conch_control.canary.rollout_state import RESTING, Call, State, Transition
 
 DELETE = "delete"
 _WEIGHT = "weight"
-_OWN_LABELS = frozenset({"candidate", NEWEST})
+OWN_LABELS = frozenset({"candidate", NEWEST})
+"""Names that have a meaning of their own."""
 _S = 1_000_000_000
 
 
@@ -36,6 +37,14 @@ class RolloutCalls(ABC):
     @abstractmethod
     def _traffic(self, model: str, version: int) -> float:
         """Percent of the requests without a version that a version gets."""
+
+    @abstractmethod
+    def _with_labels(self, identifier: str, declared: Declaration) -> Declaration:
+        """A call's declaration with the labels of the model's repository, if that has some."""
+
+    def _shadow_report(self, model: str) -> Mapping[str, Any]:
+        """Of the model's newest shadow; empty without one."""
+        return {}
 
     def _managed_state(self, model: str) -> str:
         """What the manager of a rollout has said of it; empty without one."""
@@ -83,6 +92,7 @@ class RolloutCalls(ABC):
             raise InvalidArgumentError("the request: rollout: is missing; labels alone start no rollout")
         before = self.loop.progress(identifier)
         self._declare_again(identifier)
+        declared = self._with_labels(identifier, declared)
         now = self.loop.progress(identifier)
         # A version that was held out until its files change has begun by itself.
         rested = before is not None and before.state in RESTING
@@ -161,6 +171,7 @@ class RolloutCalls(ABC):
             dict(status.declaration.labels),
             fields.get("rollout", {}),
             tuple(map(transition_of, status.history)),
+            self._shadow_report(model),
             status.managed_by,
             self._managed_state(model),
         )
@@ -192,7 +203,7 @@ class RolloutCalls(ABC):
 def check_own_label(label: str) -> None:
     """Raises InvalidArgumentError: a call can't set this label."""
     check_label(label)
-    if label in _OWN_LABELS:
+    if label in OWN_LABELS:
         raise InvalidArgumentError(f"label '{label}': this name is the rollout's own; choose another one")
 
 

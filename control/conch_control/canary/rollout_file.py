@@ -101,12 +101,21 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """How outputs of a shadow pair are compared; `ignore` and `top1` are names of outputs."""
+    """How outputs of a shadow pair are compared.
+
+    Attributes:
+        atol: Absolute tolerance of floats.
+        rtol: Tolerance relative to stable's value.
+        ignore: Names of outputs that are not compared.
+        top1: Names of outputs of which only the place of the largest element counts.
+        topk: Names of outputs of which only the places of the k largest elements count, each with k.
+    """
 
     atol: float = 1e-3
     rtol: float = 1e-3
     ignore: tuple[str, ...] = ()
     top1: tuple[str, ...] = ()
+    topk: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,10 +529,14 @@ def _shadow(table: _Table) -> Shadow:
         rtol=inner.read("rtol", Compare().rtol, _real(0, math.inf), "must be a number from 0"),
         ignore=inner.texts("ignore", re.compile(".+"), "must be the name of an output", 1000),
         top1=inner.texts("top1", re.compile(".+"), "must be the name of an output", 1000),
+        topk=_topk(inner.table("topk")) if inner.has("topk") else (),
     )
-    for name in compare.top1:
-        if name in compare.ignore:
-            inner.refuse("ignore", f"output '{name}' is in top1 too; remove it from one of them")
+    kinds = {"ignore": compare.ignore, "top1": compare.top1, "topk": [name for name, _ in compare.topk]}
+    seen: dict[str, str] = {}
+    for kind, names in kinds.items():
+        for name in names:
+            if seen.setdefault(name, kind) != kind:
+                inner.refuse(kind, f"output '{name}' is in {seen[name]} too; remove it from one of them")
     inner.refuse_others()
     shadow = Shadow(
         inflight=table.read(
@@ -534,6 +547,12 @@ def _shadow(table: _Table) -> Shadow:
     )
     table.refuse_others()
     return shadow
+
+
+def _topk(table: _Table) -> tuple[tuple[str, int], ...]:
+    valid = _whole(1, 10**6)
+    names = [name for name, _ in table.given()]
+    return tuple((name, table.read(name, 1, valid, "must be a number from 1")) for name in names)
 
 
 def _whole(least: int, most: int) -> Callable[[Any], int | None]:
@@ -637,6 +656,7 @@ def _rollout_fields(rollout: Rollout) -> dict[str, Any]:
                 "rtol": compare.rtol,
                 "ignore": list(compare.ignore),
                 "top1": list(compare.top1),
+                "topk": dict(compare.topk),
             },
         }
     return fields

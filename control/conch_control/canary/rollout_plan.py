@@ -320,7 +320,8 @@ class RolloutPlan:
     def _refuse_calls(self) -> None:
         if self.from_file:
             raise FailedPreconditionError(
-                f"the rollout of '{self.model}' is declared in {ROLLOUT_FILE}; change it there"
+                f"the rollout of '{self.model}' is declared in {ROLLOUT_FILE}; change it there, or in the "
+                f"model's repository"
             )
 
     def _fail(self, text: str) -> NoReturn:

@@ -10,21 +10,19 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from conch.core.errors import InvalidArgumentError
 from conch_control.canary.rollout_file import WHOLE, Declaration, as_json, check_declaration
 from conch_control.canary.rollout_state import Progress, Refusal, State, Transition
+from conch_control.state_files import TEMPORARY, make_state_directory, sync_directory, write_state_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_TEMPORARY = ".tmp"
 _LONGEST = 200
 
 
@@ -46,19 +44,13 @@ class StateDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.listdir(path)
-        except OSError as error:
-            raise InvalidArgumentError(
-                f"state directory {path} can't be used: {error.strerror}; name a writable directory"
-            ) from None
+        make_state_directory(path)
 
     def read(self) -> dict[str, SavedRollout]:
         """What is kept of each model; removes temporary files that a crash has left."""
         found = {}
         for path in sorted(self.path.iterdir()):
-            if path.name.endswith(f".json{_TEMPORARY}"):
+            if path.name.endswith(f".json{TEMPORARY}"):
                 path.unlink(missing_ok=True)
                 continue
             try:
@@ -77,31 +69,13 @@ class StateDirectory:
 
     def write(self, model: str, saved: SavedRollout) -> None:
         """Writes what is kept of a model. Raises OSError: it can't be written; the former content stays."""
-        path = self.path / file_name(model)
-        temporary = path.with_name(path.name + _TEMPORARY)
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(encoded(model, saved), file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        self._sync()
+        content = json.dumps(encoded(model, saved), indent=1)
+        write_state_file(self.path / file_name(model), content)
 
     def remove(self, model: str) -> None:
         """Removes what is kept of a model, if anything. Raises OSError: it can't be removed."""
         (self.path / file_name(model)).unlink(missing_ok=True)
-        self._sync()
-
-    def _sync(self) -> None:
-        """Makes a rename or removal last."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self.path)
 
 
 def file_name(model: str) -> str:

@@ -23,11 +23,13 @@ from conch.core.errors import (
     UnsupportedError,
     without_details,
 )
+from conch.core.gpu_memory import GpuMemory
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
+from conch.core.shadows.shadow_service import Shadows
 from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
@@ -59,6 +61,7 @@ class Agent:
     """Implements `AgentPort` and `ModelControl`.
 
     Attributes:
+        calls: The server as its models see it.
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
         canary: Labels and rollouts.
@@ -80,6 +83,8 @@ class Agent:
         *,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
+        shadows: Shadows | None = None,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -96,16 +101,16 @@ class Agent:
         models = GuardedAgent(
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
-        calls = Calls(registry, models)
-        loader = ModelLoader(options, get_backend, registry, cache, calls, families)
+        self.calls = Calls(registry, models)
+        loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         on_demand = options.mode == "on-demand"
         self.residency: Residency | None = None
         if on_demand:
-            loads = ResidentLoads(self._dependencies, self._states)
-            self.residency = Residency(options, registry, self.repositories, loads)
+            loads = ResidentLoads(options, self._dependencies, self._states, loader)
+            self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
         self.canary = Rollouts(
             registry,
             self.lifecycle,
@@ -113,7 +118,8 @@ class Agent:
             self.events,
             self._load_selected,
             self._source,
-            lambda name, held: None if self.residency is None else self.residency.hold(name, held),
+            self.residency,
+            Shadows() if shadows is None else shadows,
             options.state_directory,
         )
         self._index = ModelIndex(
@@ -148,6 +154,11 @@ class Agent:
                 found = pool.map(lambda name: self._load([name], scan, Overrides()), names)
             errors = {name: error for each in found for name, error in each.items()}
         return [self._failure(name, errors[name]) for name in names if name in errors]
+
+    def restore(self) -> None:
+        """Begins to load what the last run had in memory; the ports are open."""
+        if self.residency is not None:
+            self.residency.restore()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories with the state of each version, by name.

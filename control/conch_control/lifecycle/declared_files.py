@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.canary.rollout_file import Declaration, parse_toml
+from conch_control.canary.rollout_calls import OWN_LABELS
+from conch_control.canary.rollout_file import Declaration, parse_json, parse_toml
 from conch_control.repository.layout import (
     ROLLOUT_FILE,
     Fingerprint,
@@ -20,7 +21,10 @@ from conch_control.repository.layout import (
     without_rollout,
 )
 from conch_control.repository.namespaces import unwrapped
-from conch_control.repository.source import Labelled, ModelSource
+from conch_control.repository.source import Declared, Labelled, ModelSource
+
+_CANDIDATES = ("candidate", "challenger")
+"""Labels of repositories whose version is the candidate, the first that there is."""
 
 
 @dataclass
@@ -59,22 +63,36 @@ def _digest(state: object) -> str:
     return hashlib.blake2b(repr(state).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def read_declaration(source: ModelSource, state: Fingerprint) -> Declaration:
-    """What a model's `ROLLOUT_FILE` and its source declare.
+def read_declaration(source: ModelSource, state: Fingerprint) -> tuple[Mapping[str, int], Declaration]:
+    """Labels of a model's repository, and the declaration of its file or repository.
+
+    Labels alone are none: the registry follows them as it publishes versions, so that no request meets a
+    label whose old version has gone.
 
     Raises:
-        InvalidArgumentError: The file is wrong.
+        InvalidArgumentError: The declaration is wrong.
         OSError: It can't be read.
     """
-    declaration = Declaration()
     if has_rollout(state):
         place = f"{source.location}/{ROLLOUT_FILE}"
         try:
             text = source.read(ROLLOUT_FILE).decode()
         except UnicodeDecodeError:
             raise InvalidArgumentError(f"{place} is not UTF-8; write it as text") from None
-        declaration = parse_toml(text, place)
-    named = unwrapped(source)
-    if isinstance(named, Labelled):
-        declaration = Declaration({**named.labels(), **declaration.labels}, declaration.rollout)
-    return declaration
+        return {}, parse_toml(text, place)
+    model = unwrapped(source)
+    if not isinstance(model, Labelled):
+        return {}, Declaration()
+    labels = {label: version for label, version in model.labels().items() if label not in OWN_LABELS}
+    tag = model.rollout_declaration() if isinstance(model, Declared) else None
+    if tag is None:
+        return labels, Declaration()
+    place = f"the rollout declared with {source.location}"
+    declared = (parse_json if tag.lstrip().startswith("{") else parse_toml)(tag, place)
+    if declared.labels:
+        raise InvalidArgumentError(f"{place}: labels: they are those of the repository; remove the table")
+    rollout = declared.rollout
+    if rollout is not None and not rollout.split:
+        candidate = next((model.labels()[each] for each in _CANDIDATES if each in model.labels()), None)
+        rollout = None if candidate is None else replace(rollout, candidate=candidate)
+    return labels, Declaration() if rollout is None else Declaration(labels, rollout)

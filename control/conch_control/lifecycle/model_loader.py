@@ -23,6 +23,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
+from conch.core.warmup_samples import further_samples
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.instance_groups import read_groups, resolving_groups
 from conch_control.config.json_format import to_json
@@ -87,6 +88,25 @@ class ModelLoader:
         with self._families.used():
             return self._load(definition, version, on_warmup)
 
+    def describe(self, definition: Definition, version: int) -> ModelSpec | None:
+        """The spec that a load would make; None if only a load can tell it.
+
+        The config has to list the tensors, and its completion must not run the model's code.
+
+        Raises:
+            ConchError: The load would fail.
+        """
+        config = ModelConfig()
+        config.CopyFrom(definition.config)
+        if is_ensemble(config) or not (config.input and config.output):
+            return None
+        backend = self._backend_of(config, definition.directory)
+        if backend.completion_runs_code and not self._options.strict_model_config:
+            return None
+        raise_first(runtime_problems(config))
+        spec, _ = self._finish(config, backend, definition.directory, version)
+        return spec
+
     def _load(self, definition: Definition, version: int, on_warmup: Callable[[], None]) -> Servable:
         config = ModelConfig()
         config.CopyFrom(definition.config)
@@ -138,7 +158,8 @@ class ModelLoader:
             config_message=config.SerializeToString(),
         )
         with self._families.used():
-            return model.prepare_resize(spec, read_warmup(config, definition.directory))
+            samples = (*read_warmup(config, definition.directory), *further_samples(spec))
+            return model.prepare_resize(spec, samples)
 
     def _backend_of(self, config: ModelConfig, directory: Path) -> Backend:
         """Finds the backend; errors of a complete config are reported before a missing backend."""
@@ -169,4 +190,4 @@ class ModelLoader:
         spec = build_spec(
             config, directory, version, model_file, backend_options, self._options.max_queue_size
         )
-        return spec, read_warmup(config, directory)
+        return spec, (*read_warmup(config, directory), *further_samples(spec))

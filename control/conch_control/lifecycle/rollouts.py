@@ -19,7 +19,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ from conch.core.errors import (
 )
 from conch.core.model_statistics import QUEUE_FULL
 from conch.core.registry import Entry, Registry
-from conch.core.rollouts import RolloutReport
+from conch.core.rollouts import RolloutCounts, RolloutReport
 from conch.core.route import Attribute, MatchRule, Route
 from conch.core.servable import Servable
+from conch.core.shadows.shadow import Shadow
+from conch.core.shadows.shadow_service import Shadows
 from conch_control.canary.guards import Counts
 from conch_control.canary.interface_check import interface_differences
 from conch_control.canary.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
@@ -44,6 +46,7 @@ from conch_control.canary.rollout_file import (
     Rollout,
 )
 from conch_control.canary.rollout_loop import RolloutLoop
+from conch_control.canary.rollout_shadows import RolloutShadows
 from conch_control.canary.rollout_state import (
     RESTING,
     Select,
@@ -64,6 +67,7 @@ from conch_control.repository.layout import (
     split_markers,
 )
 from conch_control.repository.source import ModelSource
+from conch_control.residency.residency import Residency
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -93,13 +97,13 @@ class Rollouts(RolloutCalls):
         states: States of versions.
         load: Loads a model as it is selected now.
         source: Finds a model in the repositories as they are now.
-        hold: Keeps a model in memory, or no longer; for on-demand mode.
+        residency: Keeps models of rollouts in memory; None but in on-demand mode.
+        shadows: Shadows of the server.
         state_directory: Of the server; None to forget progress with the process.
 
     Attributes:
         events: The server's event log.
         loop: The thread that runs them.
-        transitions: Transitions by model, state and whether a call has led there.
     """
 
     def __init__(
@@ -110,7 +114,8 @@ class Rollouts(RolloutCalls):
         events: EventLog,
         load: Callable[[str], None],
         source: Callable[[str], ModelSource | None],
-        hold: Callable[[str, bool], None],
+        residency: Residency | None,
+        shadows: Shadows,
         state_directory: Path | None,
     ) -> None:
         self._registry = registry
@@ -119,14 +124,16 @@ class Rollouts(RolloutCalls):
         self.events = events
         self._load = load
         self._source = source
-        self._hold = hold
+        self._residency = residency
+        self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
         self._files: dict[str, VersionDigests] = {}
         self._served: dict[str, VersionDigests] = {}
         self._failures: dict[str, tuple[str, float]] = {}
         self._followers: dict[str, _Follower] = {}
         self._managed: dict[str, ManagedBy] = {}
-        self.transitions: Counter[tuple[str, str, bool]] = Counter()
+        self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
+        self._transitions: Counter[tuple[str, str, bool]] = Counter()
         directory = None if state_directory is None else StateDirectory(state_directory / STATE_DIRECTORY)
         self.loop = RolloutLoop(self, self, directory)
         lifecycle.observer = self
@@ -142,19 +149,35 @@ class Rollouts(RolloutCalls):
         """Takes the files of a model and its declaration."""
         declaration = self._read(source, state)
         try:
-            self.loop.declare(source.name, declaration)
+            self._declare(source.name, declaration)
         except UnavailableError:
             return  # the server stops: the load is refused with its own error
 
     def _read(self, source: ModelSource, state: Fingerprint) -> Declaration:
         """Takes the files of a model, and returns its declaration; raises as `begins`."""
-        declaration = read_declaration(source, state)
         name = source.name
+        labels, declaration = read_declaration(source, state)
         files = VersionDigests.of(state)
         known = self._files.get(name)
         if known is None or known.state != files.state:
             self._files[name] = files
+        self._labelled[name] = labels
         return declaration
+
+    def _declare(self, name: str, declaration: Declaration) -> None:
+        """Hands a declaration of the repository to the loop; labels without one go to the registry."""
+        self.loop.declare(name, declaration)
+        if declaration != Declaration() or name in self._managed:
+            return
+        labels = self._labelled[name]
+        if labels and name in self.loop.models:  # calls have declared a rollout
+
+            def edit(declared: Declaration) -> Declaration:
+                return Declaration() if declared.rollout is None else Declaration(labels, declared.rollout)
+
+            self.loop.change(name, edit)
+        if name not in self.loop.models:
+            self._registry.follow_labels(name, labels)
 
     def ended(self, name: str) -> None:
         """Returns when route and labels follow the versions that serve."""
@@ -212,13 +235,19 @@ class Rollouts(RolloutCalls):
 
     def publish(self, model: str, traffic: Traffic | None, rollout: Rollout | None) -> None:
         """See `CanaryServer.publish`."""
+        shadow = self._shadows.of(model, traffic, rollout)
+        self._registry.set_route(model, self._route(model, traffic, rollout, shadow))
+        self._shadows.settle(model, shadow)
+
+    def _route(
+        self, model: str, traffic: Traffic | None, rollout: Rollout | None, shadow: Shadow | None
+    ) -> Route | None:
         if traffic is None or rollout is None:  # the label does it, without a choice for each request
-            self._registry.set_route(model, None)
-            return
+            return None
         if rollout.guard.slower is not None or rollout.guard.p99_ms is not None:
             self._keep_latencies(model, traffic)
         shares = () if traffic.candidate is None else ((traffic.candidate, traffic.weight),)
-        route = Route(
+        return Route(
             traffic.stable,
             traffic.candidate,
             shares,
@@ -226,8 +255,8 @@ class Rollouts(RolloutCalls):
             tuple(map(Attribute.parse, rollout.sticky)),
             tuple(map(MatchRule.parse, rollout.match)),
             rollout.override,
+            shadow,
         )
-        self._registry.set_route(model, route)
 
     def _keep_latencies(self, model: str, traffic: Traffic) -> None:
         ready = self._registry.entries.get(model, _NO_ENTRY).ready
@@ -237,7 +266,11 @@ class Rollouts(RolloutCalls):
 
     def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
         """See `CanaryServer.publish_labels`."""
-        self._registry.set_labels(model, labels, "api")
+        named = self._labelled.get(model)
+        if named:
+            self._registry.follow_labels(model, labels or named)
+        else:
+            self._registry.set_labels(model, labels, "api")
 
     def select(self, model: str, selection: Select) -> None:
         """See `CanaryServer.select`."""
@@ -272,8 +305,11 @@ class Rollouts(RolloutCalls):
 
     def changed(self, model: str, transition: Transition) -> None:
         """See `CanaryServer.changed`."""
-        self.transitions[model, transition.state.value, transition.called] += 1
-        self._hold(model, transition.state not in RESTING)
+        with self._lock:
+            self._transitions[model, transition.state.value, transition.called] += 1
+        if self._residency is not None:
+            keep = self._residency.release if transition.state in RESTING else self._residency.hold
+            keep(model, "rollout")
         self._states.rollout_changed(model, transition_of(transition))
 
     # --- the loop: Counters
@@ -285,11 +321,11 @@ class Rollouts(RolloutCalls):
 
     def shadows(self, model: str, version: int) -> Counts:
         """See `Counters.shadows`."""
-        return Counts()
+        return self._shadows.shadows(model, version)
 
     def pairs(self, model: str, version: int) -> tuple[int, int]:
         """See `Counters.pairs`."""
-        return 0, 0
+        return self._shadows.pairs(model, version)
 
     # --- calls
 
@@ -352,7 +388,26 @@ class Rollouts(RolloutCalls):
         # A version that has come since the last load is a candidate, too.
         declaration = self._read_again(identifier)
         if declaration is not None:
-            self.loop.declare(identifier, declaration)
+            self._declare(identifier, declaration)
+
+    def _with_labels(self, identifier: str, declared: Declaration) -> Declaration:
+        named = self._labelled.get(identifier)
+        if named and declared.labels:
+            self._registry.refuse_label_change(identifier)
+        return replace(declared, labels=named) if named else declared
+
+    def _shadow_report(self, model: str) -> Mapping[str, Any]:
+        return self._shadows.report(model)
+
+    def counts(self) -> RolloutCounts:
+        """The figures for metrics."""
+        states = {}
+        for model in sorted(self.loop.models):
+            progress = self.loop.progress(model)
+            if progress is not None and progress.number:
+                states[model] = progress.state.value
+        with self._lock:
+            return RolloutCounts(states, dict(self._transitions))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """See `RolloutControl.update_rollout`; "delete" takes a managed rollout from its manager."""
@@ -372,12 +427,13 @@ class Rollouts(RolloutCalls):
 
         Raises:
             InvalidArgumentError: The label is malformed, or has a meaning of its own.
-            FailedPreconditionError: A file declares the labels of this model.
+            FailedPreconditionError: A file or the repository declares the labels of this model.
             NotFoundError: There is no such model, version or, where it is to be removed, label.
             UnavailableError: The version is not ready.
         """
         check_own_label(label)
         identifier, _ = self._registry.find(name)
+        self._registry.refuse_label_change(identifier)
         if version is not None:
             self._registry.resolve(identifier, str(version))
         if identifier not in self._files:

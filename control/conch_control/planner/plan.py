@@ -19,7 +19,7 @@ it for a moment. Absence in a partial snapshot means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -28,6 +28,8 @@ from conch_control.repository.layout import Fingerprint, changed_paths, is_incom
 
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
+BESIDE = "labels or rollout"
+"""What has changed where no file has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,14 @@ class FoundModel:
         fingerprint: State of its files, without markers.
         markers: State of its marker files.
         parts: Composing models, for an ensemble.
+        beside: What the repository says of the model besides its files; see `Labelled` and `Declared`.
     """
 
     fingerprint: Fingerprint
     markers: Fingerprint = ()
     location: str = ""
     parts: tuple[str, ...] = ()
+    beside: Hashable = ()
 
     @property
     def incomplete(self) -> bool:
@@ -72,7 +76,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A task for the agent; `changed` has the files that differ from the last load."""
+    """A task for the agent; `changed` has the files that differ from the last load, or `BESIDE`."""
 
     kind: Literal["load", "unload"]
     name: str
@@ -152,7 +156,7 @@ class _Model:
 def _same(found: FoundModel | None, done: FoundModel | _Unknown | None) -> bool:
     if found is None or done is None:
         return found is done
-    return done is not _UNKNOWN and found.fingerprint == done.fingerprint
+    return done is not _UNKNOWN and (found.fingerprint, found.beside) == (done.fingerprint, done.beside)
 
 
 @dataclass
@@ -276,7 +280,7 @@ class Plan:
         model = self._models.get(name)
         if model is None:
             model = self._models[name] = _Model(now, found)
-        elif model.found is None or model.found.fingerprint != found.fingerprint:
+        elif not _same(found, model.found):
             if partial and model.found is not None and model.found.location != found.location:
                 return  # it may be a duplicate
             model.is_now(found, now)
@@ -312,8 +316,7 @@ class Plan:
                 found = model.found
                 if self._is_needed(name) if found is None else self._composing_pending(name, found):
                     continue
-                before = model.done.fingerprint if isinstance(model.done, FoundModel) else ()
-                changed = changed_paths(before, found.fingerprint) if before and found is not None else ()
+                changed = _changes(model.done, found)
                 model.in_progress = Operation("unload" if found is None else "load", name, changed)
                 model.done, model.failed = found, False
                 begun.append(model.in_progress)
@@ -357,6 +360,13 @@ class Plan:
                 yield name
                 part = self._models.get(name)
                 unseen += part.found.parts if part is not None and part.found is not None else ()
+
+
+def _changes(done: FoundModel | _Unknown | None, found: FoundModel | None) -> tuple[str, ...]:
+    """What differs, as far as it is known."""
+    if not isinstance(done, FoundModel) or found is None:
+        return ()
+    return changed_paths(done.fingerprint, found.fingerprint) or (BESIDE,)
 
 
 def _marked_complete(found: FoundModel, done: FoundModel | _Unknown | None) -> bool:

@@ -6,15 +6,18 @@ Owns: the last state of each model, to avoid reading configs twice. Threads: the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import replace
 
 from conch.core.errors import ConchError
 from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import INCOMPLETE, is_incomplete, split_markers, without_editor_files
+from conch_control.repository.local import LocalModel
+from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Listed, ModelSource, Scan
+from conch_control.repository.source import Declared, Labelled, Listed, ModelSource, Scan
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +96,13 @@ class SnapshotReader:
             return None
         if self._editors:
             state = without_editor_files(state)
-        known = self._known.get(name)
+        known, beside = self._known.get(name), _beside(source)
         if known is not None and known.fingerprint == state and known.location == source.location:
-            if known.markers == markers:
-                found = known
-            else:
-                found = FoundModel(known.fingerprint, markers, known.location, known.parts)
+            same = (known.markers, known.beside) == (markers, beside)
+            found = known if same else replace(known, markers=markers, beside=beside)
         else:
-            found = FoundModel(state, markers, source.location, read_composing_models(source, self._options))
+            parts = read_composing_models(source, self._options)
+            found = FoundModel(state, markers, source.location, parts, beside)
         self._known[name] = found
         self._report(
             name,
@@ -116,3 +118,14 @@ class SnapshotReader:
         elif (name, text) not in self._reported:
             self._reported.add((name, text))
             log.warning(text, name)
+
+
+def _beside(source: ModelSource) -> Hashable:
+    """Labels and declaration of a model whose repository has labels."""
+    model = unwrapped(source)
+    # The first check is for speed: that of a protocol takes microseconds, for each model of each poll.
+    if isinstance(model, LocalModel) or not isinstance(model, Labelled):
+        return ()
+    labels = tuple(sorted(model.labels().items()))
+    rollout = model.rollout_declaration() if isinstance(model, Declared) else None
+    return (labels, rollout) if labels or rollout is not None else ()

@@ -144,6 +144,7 @@ def rollout_message(report: RolloutReport) -> pb.Rollout:
         history=map(_transition_message, report.history),
         managed_by=_text(report.managed_by),
         managed_state_json=report.managed_state,
+        shadow_json=json.dumps(report.shadow_report) if report.shadow_report else "",
     )
 
 
@@ -184,6 +185,7 @@ def rollout_of(message: pb.Rollout) -> RolloutReport:
         dict(message.labels),
         json.loads(message.declaration_json) if message.declaration_json else {},
         tuple(map(_transition_of, message.history)),
+        json.loads(message.shadow_json) if message.shadow_json else {},
         message.managed_by,
         message.managed_state_json,
     )

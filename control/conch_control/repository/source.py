@@ -97,6 +97,17 @@ class Labelled(Protocol):
 
 
 @runtime_checkable
+class Declared(Protocol):
+    """A `Labelled` model whose repository can declare its rollout, as a tag in MLflow does.
+
+    The declaration is no part of the fingerprint.
+    """
+
+    def rollout_declaration(self) -> str | None:
+        """The text of a declaration in TOML or JSON, at the listing; None for none."""
+
+
+@runtime_checkable
 class SelfManaged(Protocol):
     """A repository that loads its own changes and needs no watching."""
 

@@ -7,16 +7,26 @@ get its error. Pure; the caller serialises the calls.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conch.core.errors import ConchError, without_traceback
+from conch.core.model_statistics import ModelStatistics
+from conch.core.statistics_snapshot import VersionStatistics
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Scan
+from conch_control.residency.residency_state import SavedModel
+from conch_control.residency.segments import Room
 
 _S = 1_000_000_000
 _LONGEST_NS = 60 * _S
 RESCAN_NS = 5 * _S
 """Least time between two listings for unknown names."""
+
+
+Totals = tuple[tuple[int, bytes], ...]
+"""Statistics by version."""
 
 
 @dataclass(slots=True)
@@ -34,19 +44,30 @@ class Memory:
     """What is remembered of a model that was asked for.
 
     Attributes:
-        bytes: Its measured size; 0 if it was never measured.
-        digest: Hash of the state of the files that was measured.
+        size: Its measured memory; None if it was never measured.
+        digest: Digest of the files that were measured.
         load_ns: Duration of its last load; 0 if it was never loaded.
         failure: Its last load, if that failed.
+        totals: Statistics of its versions before it was evicted; see `ModelStatistics.keep`.
     """
 
-    bytes: int = 0
+    size: Room | None = None
     digest: int = 0
     load_ns: int = 0
     failure: Failure | None = None
+    totals: Totals = ()
 
 
 _NOTHING = Memory()
+
+
+def digest_of(state: Fingerprint) -> int:
+    """A digest of a model's files by path, size, and ETag or time; the same in each run.
+
+    The inode is left out: it changes where a container starts again.
+    """
+    kept = [(path, size, last if isinstance(last, str) else time) for path, size, time, last in state]
+    return int.from_bytes(hashlib.blake2b(repr(kept).encode(), digest_size=8).digest())
 
 
 class Catalogue:
@@ -90,15 +111,40 @@ class Catalogue:
         """Duration of a model's last load; 0 if it was never loaded."""
         return self._memories.get(name, _NOTHING).load_ns
 
-    def size(self, name: str, state: Fingerprint) -> int:
-        """Measured size of a model with this state of its files; 0 if there is none."""
+    def size(self, name: str, state: Fingerprint) -> Room | None:
+        """Measured memory of a model with these files; None if there is none."""
         known = self._memories.get(name, _NOTHING)
-        return known.bytes if known.digest == hash(state) else 0
+        return known.size if known.size is not None and known.digest == digest_of(state) else None
 
-    def measured(self, name: str, state: Fingerprint, size: int) -> None:
+    def last_size(self, name: str) -> Room | None:
+        """Measured memory of a model, whatever its files are now; None if there is none."""
+        return self._memories.get(name, _NOTHING).size
+
+    def measured(self, name: str, state: Fingerprint, size: Room) -> None:
         """Remembers a size."""
         memory = self._memory(name)
-        memory.bytes, memory.digest = size, hash(state)
+        memory.size, memory.digest = size, digest_of(state)
+
+    def grown(self, name: str, size: Room) -> None:
+        """Remembers a later measurement of a model that has a size."""
+        memory = self._memory(name)
+        if memory.size is not None:
+            memory.size = size
+
+    def sizes(self) -> dict[str, SavedModel]:
+        """What a restart shall know of the models that were measured."""
+        return {
+            name: SavedModel(memory.digest, memory.size, memory.load_ns)
+            for name, memory in self._memories.items()
+            if memory.size is not None
+        }
+
+    def remember(self, models: Mapping[str, SavedModel]) -> None:
+        """Takes what the last run has measured."""
+        for name, saved in models.items():
+            if name in self:
+                memory = self._memory(name)
+                memory.size, memory.digest, memory.load_ns = saved.size, saved.digest, saved.load_ns
 
     def loaded(self, name: str, load_ns: int) -> None:
         """Remembers a load that succeeded; 0 if its duration is unknown."""
@@ -135,6 +181,27 @@ class Catalogue:
     def changed(self, name: str) -> None:
         """Forgets a failure: the files have changed."""
         self._memory(name).failure = None
+
+    def keep_totals(self, name: str, totals: Totals) -> None:
+        """Keeps the statistics of a model that leaves memory."""
+        self._memory(name).totals = totals
+
+    def take_totals(self, name: str) -> Totals:
+        """The kept statistics of a model that is in memory again, which has them from now on."""
+        memory = self._memory(name)
+        totals, memory.totals = memory.totals, ()
+        return totals
+
+    def totals(self, name: str) -> list[VersionStatistics]:
+        """The kept statistics of a model, or of all for an empty name."""
+        names = [name] if name else sorted(self._memories)
+        found = []
+        for each in names:
+            for version, totals in self._memories.get(each, _NOTHING).totals:
+                statistics = ModelStatistics()
+                statistics.add_kept(totals)
+                found.append(VersionStatistics(each, version, statistics.snapshot()))
+        return found
 
     def _memory(self, name: str) -> Memory:
         return self._memories.setdefault(name, Memory())

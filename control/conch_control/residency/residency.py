@@ -23,9 +23,12 @@ States of a wanted model, as far as there is one; the load of another model may 
 An eviction unpublishes the model at once, drains it and closes it. A request that comes meanwhile is cold,
 and a request that was resolved before is resolved again.
 
+With a state directory, sizes and residents are written while the server runs, and a start loads the residents
+again (`restore`).
+
 Owns: catalogue, queue and plan. Threads: `conch-residency`, which decides once a second and when something
-has ended, and one `conch-cold-load` for each load in progress. Locks: one, inside which only that of the
-statistics is taken.
+has ended, one `conch-cold-load` for each load in progress, `conch-restore` after the start, and
+`conch-residency-state` for each write. Locks: one, inside which those of statistics and runners are taken.
 """
 
 from __future__ import annotations
@@ -33,43 +36,55 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.cold_models import ColdModelError, ColdWait
+from conch.core.cold_models import ColdModelError, ColdWait, Payer
 from conch.core.errors import (
     ERRORS_BY_CODE,
     ConchError,
     DeadlineExceededError,
     InternalError,
-    ResourceExhaustedError,
+    ModelMemoryError,
     UnavailableError,
     without_details,
 )
+from conch.core.gpu_memory import GpuMemory
 from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
 from conch.core.servable import Servable
+from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import VersionStatistics
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Scan
+from conch_control.repository.source import ModelSource, Scan
 from conch_control.residency.catalogue import Catalogue
 from conch_control.residency.cold_queue import ColdQueue, Waiter
+from conch_control.residency.gpu_meter import GpuMeter
 from conch_control.residency.model_sizes import (
+    GPU_MEMORY,
     LEAST_BYTES,
-    declared_bytes,
+    MEMORY,
+    ResidencyParameters,
     estimate,
-    is_pinned,
+    estimate_on_gpu,
+    gpu_copies,
+    memory_of,
     read_config_of,
-    worker_bytes,
+    read_parameters,
+    worker_pids,
 )
 from conch_control.residency.residency_plan import Holding, HoldingState, Limits, Outcome, Plan
+from conch_control.residency.residency_state import ResidencyFile, SavedResidency
 from conch_control.residency.segments import Room
 
 log = logging.getLogger(__name__)
@@ -82,9 +97,15 @@ _JOIN_S = 5.0
 _TOLERATED_PERCENT = 10
 """Share of the budget that the process may exceed before memory without a holding counts."""
 _MOST_NAMED = 5
+_RESTORED_PERCENT = 80
+"""Share of the budget up to which the models of the last run are loaded again."""
+_SAVE_NS = 10 * _S
+"""Least time between two writes of the state file."""
+_STATE_DIRECTORY = "residency"
 _HOURLY_NS = 3600 * _S
 _WARM_REQUESTS = 100
 _FAILED = "the model could not be loaded"
+_NO_ROOM = Room()
 
 Errors = Mapping[str, Exception]
 """Errors of a load by model."""
@@ -105,6 +126,9 @@ class Loads(Protocol):
     def resident_bytes(self) -> int | None:
         """Memory of the process; None if unknown."""
 
+    def describe(self, source: ModelSource) -> Mapping[int, ModelSpec]:
+        """Specs of a model's versions, from its files; empty if only a load tells them."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
@@ -117,13 +141,13 @@ class _Prepared:
     """
 
     parts: Mapping[str, frozenset[str]]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Room]
     states: Mapping[str, Fingerprint]
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """A wanted model; `run` is its load if a call has made it, which gets the errors by `result`."""
+    """A wanted model; `run` is its load if a call has made it, and `result` gets the errors of the load."""
 
     since_ns: int
     run: Callable[[], Errors] | None = None
@@ -131,6 +155,7 @@ class _Wanted:
     prepared: _Prepared | None = None
     busy: bool = False  # a thread prepares or loads it
     blocked: bool = False
+    restored: bool = False
 
 
 @dataclass(slots=True)
@@ -138,9 +163,13 @@ class _Seen:
     """What the last look has found of a resident model."""
 
     uses: int = 0
+    first_uses: int = 0
+    """Uses before its load, by the statistics that were kept."""
     looks: int = 0
     measured_ns: int = 0
-    worker_bytes: int = 0
+    own: Room = _NO_ROOM
+    """Its memory in this process; the rest is that of its workers."""
+    has_workers: bool = False
     remeasured: bool = False
 
 
@@ -149,20 +178,31 @@ class _Usage:
     """Requests of the models in memory: how many have ended, and which models have none now."""
 
     uses: dict[str, int] = field(default_factory=dict)
-    idle: set[str] = field(default_factory=set)
+    idle: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
 
     def is_busy(self, name: str) -> bool:
-        """Whether a model has requests or live sequences, or came into memory since."""
-        return name not in self.idle
+        """Whether a model has requests or live sequences, or came into memory since.
+
+        Models that were idle are looked at again: the eviction of one with a sequence, or with a request that
+        calls another model, waits for its end, and what is to happen before that may need the memory.
+        """
+        models = self.idle.get(name)
+        return models is None or any(map(_is_busy, models))
 
 
 @dataclass(slots=True)
 class _Pins:
-    """Models that are pinned, by calls, by their configs and by rollouts."""
+    """Models that are pinned: by calls, by their configs, and by holders with the reason of each."""
 
     by_calls: set[str] = field(default_factory=set)
-    by_rollouts: set[str] = field(default_factory=set)
     by_configs: set[str] = field(default_factory=set)
+    held: dict[str, set[str]] = field(default_factory=dict)
+
+    def reason(self, name: str) -> str:
+        """Why a model stays, for an error; empty if it is not pinned."""
+        if name in self.by_calls or name in self.by_configs:
+            return "pinned"
+        return ", ".join(sorted(self.held.get(name, ())))
 
 
 class Residency:
@@ -174,6 +214,10 @@ class Residency:
         repositories: Where the models are.
         loads: Loads and evicts.
         clock: Monotonic time in nanoseconds.
+        gpu_memory: Reads the memory of GPUs; needed if some have a budget.
+
+    Raises:
+        InvalidArgumentError: The state directory can't be used.
     """
 
     def __init__(
@@ -183,6 +227,7 @@ class Residency:
         repositories: Repositories,
         loads: Loads,
         clock: Clock = monotonic_ns,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
         self._options = options
         self._registry = registry
@@ -190,14 +235,11 @@ class Residency:
         self._loads = loads
         self._clock = clock
         own = options.residency
-        self._budget = own.budget(memory_bytes())
-        self._plan = Plan(
-            Limits(
-                Room(self._budget, own.models or sys.maxsize),
-                round(own.min_resident_s * _S),
-                round(own.idle_s * _S),
-            )
-        )
+        self._gpus = GpuMeter(sorted(own.gpu_memory), gpu_memory)
+        gpu_budgets = tuple(own.gpu_memory[each] for each in self._gpus.devices)
+        self._no_gpus = (0,) * len(gpu_budgets)
+        self._budget = Room(own.budget(memory_bytes()), own.models or sys.maxsize, gpu_budgets)
+        self._plan = Plan(Limits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S)))
         self._timeout_ns = round(own.cold_start_timeout_s * _S)
         self._lock = threading.Condition()
         self._catalogue = Catalogue()
@@ -210,6 +252,14 @@ class Residency:
         self._closed = False
         self._baseline = 0
         self._thread: threading.Thread | None = None
+        self._file: ResidencyFile | None = None
+        if options.state_directory is not None:
+            self._file = ResidencyFile(options.state_directory / _STATE_DIRECTORY, self._gpus.devices)
+        self._writer: threading.Thread | None = None
+        self._unrestored: list[str] = []
+        self._restoring: threading.Thread | None = None
+        self._unsaved = False
+        self._saved_ns = 0
         self.statistics = ResidencyStatistics()
 
     # --- the catalogue ------------------------------------------------------------------------------------
@@ -217,6 +267,10 @@ class Residency:
     def start(self, scan: Scan) -> None:
         """Takes the models of the repositories, and begins to serve their names."""
         self.catalogue(scan)
+        if self._file is not None:
+            saved = self._file.read()
+            self._catalogue.remember(saved.models)
+            self._unrestored = list(saved.resident)
         self._baseline = self._loads.resident_bytes() or 0
         self._registry.cold = self
         self._thread = threading.Thread(target=self._run, name="conch-residency", daemon=True)
@@ -231,9 +285,11 @@ class Residency:
         """The figures for metrics."""
         with self._lock:
             resident = [each for each in self._plan.holdings if each.state is HoldingState.RESIDENT]
-            return self.statistics.snapshot(
-                len(resident), sum(each.bytes for each in resident), len(self._catalogue), len(self._queue)
-            )
+            total = sum((each.room for each in resident), Room())
+            sizes = {"cpu": total.bytes}
+            for device, taken in zip(self._gpus.devices, total.gpus or self._no_gpus, strict=True):
+                sizes[f"gpu:{device}"] = taken
+            return self.statistics.snapshot(total.models, sizes, len(self._catalogue), len(self._queue))
 
     def ready(self, is_ready: Callable[[str], bool]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
@@ -257,11 +313,26 @@ class Residency:
             raise _copy(failure)
         raise ColdModelError(name, self)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, payer: Payer | None) -> None:
         """See `ColdModels.begin`."""
         with self._lock:
             if not self._closed:
-                self._want(name, self._clock())
+                with suppress(ConchError):  # its request has another error, and the next one gets this
+                    self._want_for(payer, name, self._clock())
+
+    def describe(self, name: str) -> Mapping[int, ModelSpec]:
+        """See `ColdModels.describe`."""
+        with self._lock:
+            source = self._catalogue.source(name)
+        if source is None or self._registry.labelled_versions(name):  # labels add versions to the policy's
+            return {}
+        return self._loads.describe(source)
+
+    def kept_statistics(self, name: str) -> list[VersionStatistics]:
+        """See `ColdModels.kept_statistics`."""
+        with self._lock:
+            kept = self._catalogue.totals(name)
+        return [each for each in kept if not self._serves(each.name)]
 
     def wait(self, wait: ColdWait) -> None:
         """See `ColdModels.wait`."""
@@ -279,8 +350,8 @@ class Residency:
         failure = self._catalogue.failure(name, now)
         if failure is not None and name not in self._wanted:
             raise _copy(failure)
+        self._want_for(wait.payer, name, now)
         self._plan.asked(name, now)
-        self._want(name, now)
         usual_ns = self._catalogue.load_ns(name)
         deadline = wait.deadline_ns
         if self._options.residency.cold_start == "reject":
@@ -363,12 +434,6 @@ class Residency:
         """Measures a model again, of which other versions are in memory now."""
         self._measure_again([name])
 
-    def hold(self, name: str, held: bool) -> None:
-        """Keeps a model from being evicted while its rollout runs."""
-        with self._lock:
-            (self._pins.by_rollouts.add if held else self._pins.by_rollouts.discard)(name)
-            self._pin()
-
     def unload(self, name: str, with_parts: bool) -> bool:
         """Unpins and evicts a model; False if it is not in memory."""
         self._unpin(name)
@@ -386,10 +451,34 @@ class Residency:
     def _has_above(self, name: str) -> bool:
         return any(name in each.parts for each in self._plan.resident())
 
+    def hold(self, name: str, reason: str) -> None:
+        """Keeps a model in memory, if it is there or as soon as it is, until `release` with the same reason.
+
+        A call that unloads the model still does so.
+
+        Args:
+            name: The model.
+            reason: A few words for the error of a load that finds no room, such as ``rollout``.
+        """
+        with self._lock:
+            self._pins.held.setdefault(name, set()).add(reason)
+            self._pin()
+
+    def release(self, name: str, reason: str) -> None:
+        """Ends `hold`; without effect if there is none."""
+        with self._lock:
+            reasons = self._pins.held.get(name, set())
+            reasons.discard(reason)
+            if not reasons:
+                self._pins.held.pop(name, None)
+            self._pin()
+            self._wake()
+
     def stop(self) -> None:
         """Ends all waits; no more loads begin."""
         with self._lock:
-            self._closed = True
+            first, self._closed = not self._closed, True
+            saved = self._to_save() if first and self._thread is not None else None
             waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
             futures = [each.result for each in self._wanted.values() if each.result is not None]
             self._wanted.clear()
@@ -400,12 +489,74 @@ class Residency:
         for future in futures:
             if not future.done():
                 future.set_exception(_copy(error))
+        if self._file is not None and saved is not None:
+            if self._writer is not None:
+                self._writer.join()
+            self._file.write(saved)
 
     def close(self) -> None:
-        """Stops, and waits for the thread."""
+        """Stops, and waits for the threads."""
         self.stop()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
+        for thread in (self._thread, self._restoring):
+            if thread is not None:
+                thread.join(_JOIN_S)
+        self._gpus.close()
+
+    # --- restarts -----------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Begins to load the models again that the last run had in memory; the ports are open.
+
+        One at a time, so that requests find load threads and each load is measured alone.
+        """
+        if self._unrestored:
+            self._restoring = threading.Thread(target=self._restore, name="conch-restore", daemon=True)
+            self._restoring.start()
+
+    def _restore(self) -> None:
+        share = self._budget.share(_RESTORED_PERCENT)
+        restored = 0
+        while True:
+            with self._lock:
+                if self._closed or not self._unrestored:
+                    break
+                name = self._unrestored[0]
+                size = self._catalogue.last_size(name)
+                wanted = name in self._wanted or self._serves(name)
+                future: Future[Errors] | None = None
+                if size is not None and not wanted and (self._plan.total + size).within(share):
+                    future = Future()
+                    self._want(name, self._clock())
+                    self._wanted[name].result, self._wanted[name].restored = future, True
+            try:
+                if future is not None and name not in future.result():
+                    restored += 1
+            except ConchError:  # the server stops
+                break
+            with self._lock:
+                self._unrestored.pop(0)
+        log.info("%d models of the last run are in memory again", restored)
+
+    def _to_save(self) -> SavedResidency | None:
+        if self._file is None:
+            return None
+        self._unsaved, self._saved_ns = False, self._clock()
+        resident = [each.name for each in reversed(self._plan.resident())]
+        left = [each for each in self._unrestored if self._plan.holding(each) is None]
+        return SavedResidency(self._catalogue.sizes(), (*resident, *left))
+
+    def _save(self) -> None:
+        """Begins to write the state if it has changed and the last write was some time ago."""
+        with self._lock:
+            writes = self._writer is not None and self._writer.is_alive()
+            due = self._unsaved and not writes and self._clock() >= self._saved_ns + _SAVE_NS
+            saved = self._to_save() if due and not self._closed else None
+            if self._file is not None and saved is not None:
+                # On a thread of its own, as a disk may be slow.
+                self._writer = threading.Thread(
+                    target=self._file.write, args=(saved,), name="conch-residency-state", daemon=True
+                )
+                self._writer.start()
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -417,6 +568,16 @@ class Residency:
         if self._queue.want(name):
             self._wanted[name] = _Wanted(now)
             self._wake()
+
+    def _want_for(self, payer: Payer | None, name: str, now: int) -> None:
+        """Has a model loaded for a request, which pays if no other one has begun the load."""
+        if payer is not None and name not in self._wanted:
+            try:
+                payer.pay_load()
+            except ConchError:
+                self.statistics.ended("rejected")
+                raise
+        self._want(name, now)
 
     def _serves(self, name: str) -> bool:
         entry = self._registry.entries.get(name)
@@ -445,6 +606,7 @@ class Residency:
                 self._expire()
                 self._rescan()
                 self._schedule()
+                self._save()
             except Exception:  # boundary: the thread goes on
                 log.exception("models could not be scheduled")
 
@@ -478,17 +640,20 @@ class Residency:
             text = f"model '{name}' was not loaded within {seconds:g} s (--cold-start-timeout)"
             return partial(UnavailableError, text)
         return partial(
-            ResourceExhaustedError,
+            ModelMemoryError,
             f"no memory for model '{name}' within {seconds:g} s (--cold-start-timeout): {self._holders()}",
         )
 
     def _holders(self) -> str:
         """The largest models in memory, for an error."""
         largest = sorted(self._plan.holdings, key=lambda each: -each.bytes)
-        shown = [f"'{each.name}' has {each.bytes / 1e6:.0f} MB" for each in largest[:_MOST_NAMED]]
+        shown = []
+        for each in largest[:_MOST_NAMED]:
+            reason = self._pins.reason(each.name)
+            shown.append(f"'{each.name}' has {each.bytes / 1e6:.0f} MB" + (f" ({reason})" if reason else ""))
         if len(largest) > _MOST_NAMED:
             shown.append(f"{len(largest) - _MOST_NAMED} more have less")
-        limit = f"of {self._budget / 1e6:.0f} MB (--resident-memory) "
+        limit = f"of {self._budget.bytes / 1e6:.0f} MB (--resident-memory) "
         return limit + (", ".join(shown) or "no model has any")
 
     def _rescan(self) -> None:
@@ -528,10 +693,10 @@ class Residency:
         usage = _Usage()
         for name in names:
             entry = self._registry.entries.get(name)
-            models = () if entry is None else entry.ready.values()
-            usage.uses[name] = sum(model.statistics.ended[0] for model in models)
+            models = () if entry is None else tuple(entry.ready.values())
+            usage.uses[name] = _uses_of(models)
             if not any(map(_is_busy, models)):
-                usage.idle.add(name)
+                usage.idle[name] = models
         return usage
 
     def _note_uses(self, usage: _Usage, now: int) -> None:
@@ -541,6 +706,7 @@ class Residency:
             if uses is None or uses == seen.uses:
                 continue
             seen.uses = uses
+            self._unsaved = True
             seen.looks += 1
             if seen.looks > 1:  # the first ones are those that it was loaded for
                 self._plan.used(holding.name, now)
@@ -548,38 +714,45 @@ class Residency:
                 holding.used_ns = now
 
     def _remeasure(self) -> None:
-        """Measures worker processes after their first requests and hourly, and the memory of this process."""
+        """Measures models after their first requests and hourly, and the memory of this process."""
         now = self._clock()
         with self._lock:
             due = []
             for holding in self._plan.resident():
                 seen = self._seen.setdefault(holding.name, _Seen())
-                warm = not seen.remeasured and seen.uses >= _WARM_REQUESTS
-                if seen.worker_bytes and (warm or now >= seen.measured_ns + _HOURLY_NS):
+                warm = not seen.remeasured and seen.uses - seen.first_uses >= _WARM_REQUESTS
+                if seen.has_workers and (warm or now >= seen.measured_ns + _HOURLY_NS):
                     seen.remeasured |= warm
                     due.append(holding.name)
         self._measure_again(due)
-        process = self._loads.resident_bytes()
-        if process is None:
-            return
+        process, on_gpus = self._loads.resident_bytes(), self._gpus.own()
         with self._lock:
-            workers = sum(each.worker_bytes for each in self._seen.values())
-            explained = self._plan.total.bytes - workers
-            tolerated = self._budget * _TOLERATED_PERCENT // 100
-            self._plan.unexplained = max(process - self._baseline - explained - tolerated, 0)
+            explained = sum((each.own for each in self._seen.values()), Room())
+            loading = [each.room for each in self._plan.holdings if each.state is not HoldingState.RESIDENT]
+            explained = sum(loading, explained)
+            tolerated = Room(self._budget.bytes * _TOLERATED_PERCENT // 100)
+            grown = Room(0 if process is None else process - self._baseline, gpus=on_gpus)
+            self._plan.unexplained = (grown - explained - tolerated).positive
 
     def _measure_again(self, names: Iterable[str]) -> None:
+        """Measures the workers of models, and the growth of this process by a load since."""
         for name in names:
             entry = self._registry.entries.get(name)
-            workers = 0 if entry is None else worker_bytes(entry.ready.values())
+            models = () if entry is None else tuple(entry.ready.values())
             grown = self._loads.host_bytes(name)
+            pids = worker_pids(models)
+            workers = Room(memory_of(pids), gpus=self._gpus.of_workers(pids))
             with self._lock:
                 holding, seen = self._plan.holding(name), self._seen.setdefault(name, _Seen())
                 if holding is None:
                     continue
-                own = holding.bytes - seen.worker_bytes if grown is None else grown
-                seen.worker_bytes, seen.measured_ns = workers, self._clock()
-                self._plan.resized(name, max(own + workers, LEAST_BYTES))
+                if grown is not None:
+                    seen.own = Room(grown, gpus=seen.own.gpus)
+                seen.has_workers, seen.measured_ns = bool(pids), self._clock()
+                size = _at_least(seen.own + workers)
+                self._plan.resized(name, size)
+                self._catalogue.grown(name, size)
+                self._unsaved = True
 
     # --- loads and evictions ------------------------------------------------------------------------------
 
@@ -636,17 +809,24 @@ class Residency:
         for work in begin:
             threading.Thread(target=work, name="conch-cold-load", daemon=True).start()
 
-    def _too_large(self, name: str, sizes: Mapping[str, int]) -> ConchError:
+    def _too_large(self, name: str, sizes: Mapping[str, Room]) -> ConchError:
         holdings = {each: self._plan.holding(each) for each in sizes}
-        size = sum(sizes[each] if held is None else held.bytes for each, held in holdings.items())
-        if size <= self._budget:
-            return ResourceExhaustedError(
-                f"model '{name}' is composed of {len(sizes) - 1} models, and --resident-models allows "
-                f"{self._options.residency.models} in memory"
+        size = sum((sizes[each] if held is None else held.room for each, held in holdings.items()), Room())
+        for device, needed, budget in zip(self._gpus.devices, size.gpus, self._budget.gpus, strict=False):
+            if needed > budget:
+                return ModelMemoryError(
+                    f"no memory for model '{name}': it needs {needed / 1e6:.0f} MB of GPU {device}, and "
+                    f"all models together have {budget / 1e6:.0f} MB (--resident-gpu-memory); its "
+                    f"parameter {GPU_MEMORY} corrects a wrong estimate"
+                )
+        if size.bytes <= self._budget.bytes:
+            return ModelMemoryError(
+                f"no memory for model '{name}': it is composed of {len(sizes) - 1} models, and "
+                f"--resident-models allows {self._options.residency.models} in memory"
             )
-        return ResourceExhaustedError(
-            f"model '{name}' needs {size / 1e6:.0f} MB, and all models together have "
-            f"{self._budget / 1e6:.0f} MB (--resident-memory); its parameter CONCH_MEMORY_MB corrects a "
+        return ModelMemoryError(
+            f"no memory for model '{name}': it needs {size.bytes / 1e6:.0f} MB, and all models together have "
+            f"{self._budget.bytes / 1e6:.0f} MB (--resident-memory); its parameter {MEMORY} corrects a "
             f"wrong estimate"
         )
 
@@ -677,7 +857,7 @@ class Residency:
 
     def _read(self, name: str) -> _Prepared:
         parts: dict[str, tuple[str, ...]] = {}
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Room] = {}
         states: dict[str, Fingerprint] = {}
         unread = [name]
         with self._lock:
@@ -689,22 +869,30 @@ class Residency:
             source = scan.source(each)
             parts[each] = () if source is None else read_composing_models(source, self._options)
             unread += parts[each]
-            sizes[each] = LEAST_BYTES
+            sizes[each] = Room(LEAST_BYTES, 1, self._no_gpus)
             if source is not None:
                 state = states[each] = source.fingerprint()
                 if is_incomplete(split_markers(state)[1]):
                     raise UnavailableError(f"model '{each}' is incomplete: it has a marker .incomplete")
                 config = read_config_of(source, self._options)
                 parameters = {key: value.string_value for key, value in config.parameters.items()}
-                declared = declared_bytes(each, parameters)
+                own = read_parameters(each, parameters)
                 with self._lock:
                     known = self._catalogue.size(each, state)
-                sizes[each] = known or declared or estimate(state, config)
+                sizes[each] = known or self._estimate(state, config, own)
         return _Prepared(_closures(parts), sizes, states)
 
-    def _load(self, name: str, wanted: _Wanted, needs: Mapping[str, int]) -> None:
+    def _estimate(self, state: Fingerprint, config: ModelConfig, own: ResidencyParameters) -> Room:
+        gpus = self._no_gpus
+        if gpus:
+            copies = gpu_copies(state, config, self._options.devices)
+            one = estimate_on_gpu(state) if own.gpu_bytes is None else own.gpu_bytes
+            gpus = tuple(copies.get(device, 0) * one for device in self._gpus.devices)
+        return Room(estimate(state, config) if own.bytes is None else own.bytes, 1, gpus)
+
+    def _load(self, name: str, wanted: _Wanted, needs: Mapping[str, Room]) -> None:
         """Runs a load that the plan has granted; on a load thread."""
-        began = self._clock()
+        began, on_gpus = self._clock(), self._gpus.begin()
         errors: Errors
         with self._lock:
             scan = self._catalogue.scan
@@ -718,38 +906,58 @@ class Residency:
             log.error("failed to load '%s'", name, exc_info=error)
         prepared = wanted.prepared
         assert prepared is not None, "it was granted"
-        measured: dict[str, int] = {}
-        workers: dict[str, int] = {}
-        pinned = False
+        brought = {}
         for each in prepared.sizes:
             entry = self._registry.entries.get(each)
-            if entry is None or not entry.ready or not (each in needs or self._plan.holding(each) is None):
-                continue
-            models = list(entry.ready.values())
-            workers[each] = worker_bytes(models)
-            measured[each] = self._measured(each, prepared.sizes[each], workers[each])
-            if each == name:
-                pinned = _pins(models)
+            if entry is not None and entry.ready and (each in needs or self._plan.holding(each) is None):
+                brought[each] = list(entry.ready.values())
+        pids = {each: worker_pids(models) for each, models in brought.items()}
+        taken = self._gpus.end(on_gpus, [pid for each in pids.values() for pid in each])
+        if len(brought) != 1:  # it is not known which of them has taken what in this process
+            taken = (None,) * len(taken)
+        measured = {each: self._measured(each, prepared.sizes[each], pids[each], taken) for each in brought}
+        parameters = {each: _parameters_of(models) for each, models in brought.items()}
+        self._add_totals(brought)
+        uses = {each: _uses_of(models) for each, models in brought.items()}
         now = self._clock()
         with self._lock:
-            self._plan.ended(name, measured, prepared.parts, now)
-            for each, size in measured.items():
-                self._seen[each] = _Seen(measured_ns=now, worker_bytes=workers[each])
+            sizes = {each: size for each, (size, _) in measured.items()}
+            self._plan.ended(name, sizes, prepared.parts, now, wanted.restored)
+            for each, (size, own) in measured.items():
+                looks = 1 if wanted.restored else 0  # the last run has used it
+                self._seen[each] = _Seen(uses[each], uses[each], looks, now, own, bool(pids[each]))
+                self._plan.set_idle(each, parameters[each].idle_ns)
                 if each in prepared.states:
                     self._catalogue.measured(each, prepared.states[each], size)
-            if pinned:
+            if name in parameters and parameters[name].pinned:
                 self._pins.by_configs.add(name)
                 self._pin()
             if error is None:
                 self._catalogue.loaded(name, took)
                 self.statistics.loaded(now - wanted.since_ns)
+            self._unsaved = True
         self._end(name, None if error is None else without_details(error, _FAILED), errors)
 
-    def _measured(self, name: str, estimated: int, workers: int) -> int:
+    def _measured(
+        self, name: str, estimated: Room, pids: Collection[int], taken: tuple[int | None, ...]
+    ) -> tuple[Room, Room]:
+        """Memory of a model after its load, and the part of it that is in this process.
+
+        Args:
+            name: The model.
+            estimated: What counts where a measurement is missing.
+            pids: Its worker processes.
+            taken: What the load has taken on the GPUs; None where that is not known.
+        """
+        workers = Room(memory_of(pids), gpus=self._gpus.of_workers(pids))
         grown = self._loads.host_bytes(name)
-        if grown is None:
-            return max(estimated, workers, LEAST_BYTES)
-        return max(grown + workers, LEAST_BYTES)
+        host = max(estimated.bytes, workers.bytes) if grown is None else grown + workers.bytes
+        gpus = tuple(
+            max(guess, of_workers) if known is None else known
+            for guess, of_workers, known in zip(estimated.gpus, workers.gpus, taken, strict=True)
+        )
+        size = _at_least(Room(host, 1, gpus))
+        return size, Room(size.bytes - workers.bytes, 0, (size - workers).gpus)
 
     def _end(self, name: str, error: ConchError | None, errors: Errors, remember: bool = True) -> None:
         """Ends a wanted model: its requests go on, or get the error, which may be remembered."""
@@ -772,9 +980,27 @@ class Residency:
         for holding in victims:
             with self._lock:
                 self._seen.pop(holding.name, None)
+                self._unsaved = True
                 self.statistics.evicted(reason, now - holding.since_ns)
             log.info("evicting '%s': %s", holding.name, reason)
+            entry = self._registry.entries.get(holding.name)
             self._loads.evict(holding.name, partial(self._gone, holding))
+            if entry is not None:  # it gets no more requests
+                self._keep_totals(holding.name, entry.ready.values())
+
+    def _keep_totals(self, name: str, models: Iterable[Servable]) -> None:
+        totals = tuple((model.spec.version, model.statistics.keep()) for model in models)
+        with self._lock:
+            self._catalogue.keep_totals(name, totals)
+
+    def _add_totals(self, brought: Mapping[str, Iterable[Servable]]) -> None:
+        """Has the statistics of loaded models go on from their totals before the eviction."""
+        for name, models in brought.items():
+            with self._lock:
+                kept = dict(self._catalogue.take_totals(name))
+            for model in models:
+                if model.spec.version in kept:
+                    model.statistics.add_kept(kept[model.spec.version])
 
     def _gone(self, holding: Holding) -> None:
         with self._lock:
@@ -782,7 +1008,7 @@ class Residency:
             self._wake()
 
     def _pin(self) -> None:
-        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.by_rollouts
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.held.keys()
 
     def _unpin(self, name: str) -> None:
         with self._lock:
@@ -796,14 +1022,22 @@ def _is_busy(model: Servable) -> bool:
     return bool(gauges.pending or gauges.running or model.pending or model.held)
 
 
-def _pins(models: Iterable[Servable]) -> bool:
-    for model in models:
-        try:
-            if is_pinned(model.spec.name, model.spec.parameters):
-                return True
-        except ConchError as error:
-            log.error("%s", error.message)
-    return False
+def _uses_of(models: Iterable[Servable]) -> int:
+    return sum(model.statistics.ended[0] for model in models)
+
+
+def _parameters_of(models: Iterable[Servable]) -> ResidencyParameters:
+    """What the config of a loaded model says; that of its newest version."""
+    newest = max(models, key=lambda model: model.spec.version)
+    try:
+        return read_parameters(newest.spec.name, newest.spec.parameters)
+    except ConchError as error:
+        log.error("%s", error.message)  # of a load with its own config
+        return ResidencyParameters()
+
+
+def _at_least(size: Room) -> Room:
+    return Room(max(size.bytes, LEAST_BYTES), 1, size.gpus)
 
 
 def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
@@ -824,7 +1058,8 @@ def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]
 
 def _copy(error: ConchError) -> ConchError:
     """An error for one request: raising a shared one would collect the tracebacks of all."""
-    copied = ERRORS_BY_CODE.get(error.code, InternalError)(error.message)
+    kind = ModelMemoryError if isinstance(error, ModelMemoryError) else ERRORS_BY_CODE.get(error.code)
+    copied = (kind or InternalError)(error.message)
     copied.retry_after_ms = error.retry_after_ms
     return copied
 

@@ -60,9 +60,9 @@ class Limits:
     """What the models may take, and how long they stay.
 
     Attributes:
-        budget: Memory and number of models.
+        budget: Memory, number of models, and memory of GPUs.
         min_resident_ns: Time for which a model stays after its load.
-        idle_ns: Time without use after which a model is evicted; 0 for never.
+        idle_ns: Time without use after which a model is evicted, unless it has its own; 0 for never.
     """
 
     budget: Room
@@ -78,19 +78,21 @@ class Holding:
         parts: Models that it is composed of, directly or not.
         since_ns: Time of its load.
         used_ns: Time of its last use.
+        idle_ns: Its own `Limits.idle_ns`; None for the common one.
     """
 
     name: str
-    bytes: int
+    room: Room
     state: HoldingState
     parts: frozenset[str] = frozenset()
     since_ns: int = 0
     used_ns: int = 0
+    idle_ns: int | None = None
 
     @property
-    def room(self) -> Room:
-        """What it counts."""
-        return Room(self.bytes, 1)
+    def bytes(self) -> int:
+        """Its memory, without that of GPUs."""
+        return self.room.bytes
 
 
 class Outcome(Enum):
@@ -114,12 +116,12 @@ class Decision:
 class _Job:
     """A load: the room that each model needs, and the models that it needs in memory."""
 
-    needs: Mapping[str, int]
+    needs: Mapping[str, Room]
     keeps: frozenset[str]
 
     @property
     def room(self) -> Room:
-        return Room(sum(self.needs.values()), len(self.needs))
+        return _sum(self.needs.values())
 
 
 @dataclass(slots=True)
@@ -159,14 +161,14 @@ class Plan:
 
     Attributes:
         pinned: Names of models that are never victims.
-        unexplained: Memory of the process that no holding explains, in bytes; 0 if that is tolerable.
+        unexplained: Memory of the process that no holding explains, as far as that is not tolerable.
         thrashing: Pairs of models that have begun to evict each other, for the log; taken by the caller.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pinned: set[str] = set()
-        self.unexplained = 0
+        self.unexplained = Room()
         self.thrashing: list[frozenset[str]] = []
         self._held: set[Holding] = set()
         self._current: dict[str, Holding] = {}  # loading or resident
@@ -211,13 +213,13 @@ class Plan:
         self.asked(name, now)
 
     def request(
-        self, job: str, needs: Mapping[str, int], keeps: Iterable[str], now: int, busy: Busy
+        self, job: str, needs: Mapping[str, Room], keeps: Iterable[str], now: int, busy: Busy
     ) -> Decision:
         """Requests room for a load.
 
         Args:
             job: The model that is to be loaded.
-            needs: Bytes of each model that the load brings into memory; none of them has a `holding`.
+            needs: Room of each model that the load brings into memory; none of them has a `holding`.
             keeps: Models in memory that it needs.
             now: The time.
             busy: Whether a resident model can't be evicted now.
@@ -250,15 +252,21 @@ class Plan:
         self._claims.clear()
 
     def ended(
-        self, job: str, sizes: Mapping[str, int], parts: Mapping[str, frozenset[str]], now: int
+        self,
+        job: str,
+        sizes: Mapping[str, Room],
+        parts: Mapping[str, frozenset[str]],
+        now: int,
+        oldest: bool = False,
     ) -> None:
         """Ends a granted load.
 
         Args:
             job: Its name in `request`.
-            sizes: Measured bytes of each model that it has brought into memory; none if it failed.
+            sizes: Measured room of each model that it has brought into memory; none if it failed.
             parts: Models that these are composed of.
             now: The time.
+            oldest: Whether they go before all others.
         """
         for name in self._loads.pop(job).needs.keys() - sizes.keys():
             self._remove(self._current.pop(name))
@@ -272,14 +280,20 @@ class Plan:
                 self._resize(holding, size)
                 holding.state = HoldingState.RESIDENT
                 holding.since_ns = holding.used_ns = now
-                self._segments.add(name, holding.room)
+                self._segments.add(name, size, oldest)
 
-    def resized(self, name: str, size: int) -> None:
+    def resized(self, name: str, size: Room) -> None:
         """Records a new measurement of a resident model."""
         holding = self._current.get(name)
         if holding is not None and holding.state is HoldingState.RESIDENT:
             self._resize(holding, size)
-            self._segments.resize(name, holding.room)
+            self._segments.resize(name, size)
+
+    def set_idle(self, name: str, idle_ns: int | None) -> None:
+        """Sets `Holding.idle_ns` of a model that has been loaded."""
+        holding = self._current.get(name)
+        if holding is not None:
+            holding.idle_ns = idle_ns
 
     def gone(self, holding: Holding) -> None:
         """Records that an unloaded holding has left memory."""
@@ -297,17 +311,14 @@ class Plan:
         return group
 
     def expired(self, now: int, busy: Busy) -> list[Holding]:
-        """Evicts the models that were not used for `Limits.idle_ns`; returns them in order."""
-        if not self.limits.idle_ns:
-            return []
+        """Evicts the models that were not used for their `idle_ns`; returns them in order."""
         found: list[Holding] = []
         for holding in self.resident():
             if holding.state is not HoldingState.RESIDENT:
                 continue  # it went with its part
             group = self._group(holding)
             if all(
-                self._evictable(each, frozenset(), now, busy) and each.used_ns <= now - self.limits.idle_ns
-                for each in group
+                self._is_idle(each, now) and self._evictable(each, frozenset(), now, busy) for each in group
             ):
                 found += group
                 for each in group:
@@ -317,7 +328,7 @@ class Plan:
     def shrink(self, now: int, busy: Busy) -> list[Holding]:
         """Evicts models if measurements exceed the budget; returns as many as can go, in order."""
         surplus = Room() - self._free() - self._leaving
-        if surplus.bytes <= 0 and surplus.models <= 0:
+        if surplus.within(Room()):
             return []
         victims = self._victims(surplus, frozenset(), now, busy, False, partly=True) or []
         for victim in victims:
@@ -325,22 +336,22 @@ class Plan:
         return victims
 
     def _free(self) -> Room:
-        return self.limits.budget - self._total - Room(self.unexplained, 0)
+        return self.limits.budget - self._total - self.unexplained
 
     def _grant(self, job: str, wanted: _Job) -> None:
         self._loads[job] = wanted
         for name, size in wanted.needs.items():
             self._hold(name, size)
 
-    def _hold(self, name: str, size: int) -> Holding:
+    def _hold(self, name: str, size: Room) -> Holding:
         holding = self._current[name] = Holding(name, size, HoldingState.LOADING)
         self._held.add(holding)
         self._total += holding.room
         return holding
 
-    def _resize(self, holding: Holding, size: int) -> None:
-        self._total += Room(size - holding.bytes, 0)
-        holding.bytes = size
+    def _resize(self, holding: Holding, size: Room) -> None:
+        self._total += size - holding.room
+        holding.room = size
 
     def _remove(self, holding: Holding) -> None:
         self._held.remove(holding)
@@ -357,6 +368,10 @@ class Plan:
         """A resident model behind the ensembles above it, outermost first."""
         above = [each for each in self._ensembles if holding.name in each.parts]
         return [*sorted(above, key=lambda each: (-len(each.parts), each.name)), holding]
+
+    def _is_idle(self, holding: Holding, now: int) -> bool:
+        idle_ns = self.limits.idle_ns if holding.idle_ns is None else holding.idle_ns
+        return idle_ns > 0 and holding.used_ns <= now - idle_ns
 
     def _is_rare(self, name: str, now: int) -> bool:
         uses = self._uses.get(name)
@@ -398,9 +413,12 @@ class Plan:
                 continue
             if rare and any(each.used_ns > recently for each in group):
                 continue
+            room = _sum(each.room for each in group)
+            if not room.gives(missing - freed):
+                continue
             groups.append(group)
             taken.update(group)
-            freed += _sum(each.room for each in group)
+            freed += room
         if not missing.within(freed) and not partly:
             return None
         for group in list(reversed(groups)):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 PROTECTED_PERCENT = 80
 """Largest share of the budget that the protected segment has."""
@@ -22,29 +23,55 @@ PROTECTED_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory in bytes, and a number of models."""
+    """Memory in bytes, a number of models, and memory of each GPU with a budget; no GPUs stand for zeros."""
 
     bytes: int = 0
     models: int = 0
+    gpus: tuple[int, ...] = ()
 
     def __add__(self, other: Room) -> Room:
-        return Room(self.bytes + other.bytes, self.models + other.models)
+        if self.gpus or other.gpus:
+            gpus = tuple(mine + theirs for mine, theirs in zip_longest(self.gpus, other.gpus, fillvalue=0))
+        else:
+            gpus = ()
+        return Room(self.bytes + other.bytes, self.models + other.models, gpus)
 
     def __sub__(self, other: Room) -> Room:
-        return Room(self.bytes - other.bytes, self.models - other.models)
+        return self + Room(-other.bytes, -other.models, tuple(-each for each in other.gpus))
+
+    @property
+    def positive(self) -> Room:
+        """It, with zeros for what is below."""
+        return Room(max(self.bytes, 0), max(self.models, 0), tuple(max(each, 0) for each in self.gpus))
 
     def within(self, other: Room) -> bool:
-        """True if neither the bytes nor the models are more than the other's."""
-        return self.bytes <= other.bytes and self.models <= other.models
+        """True if nothing is more than the other's."""
+        if self.bytes > other.bytes or self.models > other.models:
+            return False
+        return all(mine <= theirs for mine, theirs in zip_longest(self.gpus, other.gpus, fillvalue=0))
+
+    def gives(self, missing: Room) -> bool:
+        """True if it has something of what is missing."""
+        return bool(
+            (self.bytes > 0 < missing.bytes)
+            or (self.models > 0 < missing.models)
+            or any(mine > 0 < lacks for mine, lacks in zip(self.gpus, missing.gpus, strict=False))
+        )
+
+    def share(self, percent: int) -> Room:
+        """A share of a budget, of at least one model."""
+        return Room(
+            self.bytes * percent // 100,
+            max(self.models * percent // 100, 1),
+            tuple(each * percent // 100 for each in self.gpus),
+        )
 
 
 class Segments:
     """The segments of a budget; each model has a room of its own."""
 
     def __init__(self, budget: Room) -> None:
-        self._share = Room(
-            budget.bytes * PROTECTED_PERCENT // 100, max(budget.models * PROTECTED_PERCENT // 100, 1)
-        )
+        self._share = budget.share(PROTECTED_PERCENT)
         self._probation: OrderedDict[str, Room] = OrderedDict()
         self._protected: OrderedDict[str, Room] = OrderedDict()
         self._used = Room()
@@ -54,9 +81,11 @@ class Segments:
         yield from self._probation
         yield from self._protected
 
-    def add(self, name: str, room: Room) -> None:
-        """Adds a model that has been loaded."""
+    def add(self, name: str, room: Room, oldest: bool = False) -> None:
+        """Adds a model that has been loaded, as the newest of probation or as the oldest."""
         self._probation[name] = room
+        if oldest:
+            self._probation.move_to_end(name, last=False)
 
     def remove(self, name: str) -> None:
         """Removes a model."""

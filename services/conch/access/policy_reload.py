@@ -74,6 +74,15 @@ class PolicyReload:
         self._thread: threading.Thread | None = None
         self.state = PolicyState(self._policy, self._policy.keys)
 
+    def refuse_load_limits(self) -> None:
+        """Raises InvalidArgumentError if a principal has a limit of loads: all models are in memory."""
+        for entry in self._policy.principals:
+            if entry.limits.cold_loads_per_minute is not None:
+                raise InvalidArgumentError(
+                    f"{self._path}: principal '{entry.name}': cold_loads_per_minute has an effect only with "
+                    f"--model-control-mode=on-demand: leave it out"
+                )
+
     def start(self, access: Access) -> None:
         """Installs changes from now on."""
         self._access = access

@@ -125,6 +125,10 @@ class Grant:
         """Name of the principal."""
         return self.principal.name
 
+    def pay_load(self) -> None:
+        """Pays for a cold load. Raises ResourceExhaustedError: the principal has none left for now."""
+        self.principal.limiter.take_load()
+
     def check(self, roles: Roles, model: str = "") -> None:
         """Raises PermissionDeniedError unless the principal has one of the roles, for the model if named.
 

@@ -1,6 +1,7 @@
-"""Limits of a principal: requests and bytes per second, and inference requests in flight.
+"""Limits of a principal: requests and bytes per second, inference requests in flight, and cold loads.
 
-A rate is a token bucket with the capacity of one second, kept as the time at which it is full again (GCRA).
+A rate is a token bucket with the capacity of one second, kept as the time at which it is full again (GCRA);
+that of loads, which are rare, has the capacity of a minute.
 Bytes are taken on credit: a call is admitted while the bucket is not overdrawn, whatever its size, and the
 next one waits longer.
 
@@ -18,6 +19,7 @@ from conch.core.errors import ResourceExhaustedError
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
+_NS_PER_MINUTE = 60 * _NS_PER_S
 _BUSY_RETRY_MS = 100
 
 
@@ -29,25 +31,28 @@ class Limits:
         requests_per_second: Calls, and requests of streams.
         bytes_per_second: Bytes of requests as received.
         concurrent: Inference requests that are not completely answered.
+        cold_loads_per_minute: Loads of models that are not in memory, in on-demand mode.
     """
 
     requests_per_second: float | None = None
     bytes_per_second: float | None = None
     concurrent: int | None = None
+    cold_loads_per_minute: float | None = None
 
 
 class TokenBucket:
-    """A bucket with the units of one second; not thread-safe.
+    """A bucket with the units of one period; not thread-safe.
 
     Args:
-        rate: Units per second.
+        rate: Units per period.
         least: Units that must be there for a call, unless they are more than the bucket holds.
         now_ns: Monotonic time; the bucket begins full.
+        period_ns: The period.
     """
 
-    def __init__(self, rate: float, least: float, now_ns: int) -> None:
-        self._ns_per_unit = _NS_PER_S / rate
-        self._allowed_ns = max(_NS_PER_S - ceil(least * self._ns_per_unit), 0)
+    def __init__(self, rate: float, least: float, now_ns: int, period_ns: int = _NS_PER_S) -> None:
+        self._ns_per_unit = period_ns / rate
+        self._allowed_ns = max(period_ns - ceil(least * self._ns_per_unit), 0)
         self._full_ns = now_ns
 
     def wait_ns(self, now_ns: int) -> int:
@@ -87,6 +92,8 @@ class Limiter:
         calls, size = limits.requests_per_second, limits.bytes_per_second
         self._calls = None if calls is None else TokenBucket(calls, 1.0, now)
         self._bytes = None if size is None else TokenBucket(size, 0.0, now)
+        loads = limits.cold_loads_per_minute
+        self._loads = None if loads is None else TokenBucket(loads, 1.0, now, _NS_PER_MINUTE)
 
     def take(self, size: int) -> None:
         """Charges one call of `size` bytes.
@@ -115,6 +122,18 @@ class Limiter:
         with self._lock:
             if self._bytes is not None:
                 self._bytes.take(size, self._clock())
+
+    def take_load(self) -> None:
+        """Charges the load of a model. Raises ResourceExhaustedError: there were too many."""
+        with self._lock:
+            if self._loads is None:
+                return
+            now = self._clock()
+            wait = self._loads.wait_ns(now)
+            if wait:
+                loads = f"{self.limits.cold_loads_per_minute:g} loads of models per minute"
+                raise self._refusal(f"{loads} (cold_loads_per_minute)", wait)
+            self._loads.take(1, now)
 
     def enter(self) -> None:
         """Counts one inference request in flight; `leave` must follow.

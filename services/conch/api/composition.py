@@ -71,7 +71,11 @@ class ServerSettings:
             control = replace(control, devices=Devices(find_gpus(capability), capability))
         backend = FunctionBackend(bound.find)
         find = backends_within(
-            control.backend_directory, load_backend, control.told, bool(control.devices.gpus)
+            control.backend_directory,
+            load_backend,
+            control.told,
+            bool(control.devices.gpus),
+            control.host_policies,
         )
 
         def get_backend(name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:

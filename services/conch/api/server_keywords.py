@@ -23,6 +23,7 @@ class ServerKeywords(TypedDict, total=False):
     load_model: str | Sequence[str] | None
     reload: bool | str | None
     state_directory: Path | str | None
+    rollout_capture_directory: Path | str | None
     repository_poll_secs: float | str | None
     repository_settle_secs: float | str | None
     allow_model_control: bool | str | None
@@ -37,6 +38,7 @@ class ServerKeywords(TypedDict, total=False):
     backend_directory: Path | str | None
     repoagent_directory: Path | str | None
     backend_config: str | Sequence[str] | None
+    host_policy: str | Sequence[str] | None
     id: str | None
     exit_on_error: bool | str | None
     strict_readiness: bool | str | None
@@ -55,6 +57,7 @@ class ServerKeywords(TypedDict, total=False):
     grpc_port: int | str | None
     reuse_grpc_port: bool | str | None
     grpc_transport: Literal["own", "grpcio"] | None
+    front_ends: str | None
     grpc_infer_thread_count: int | str | None
     grpc_max_message_bytes: int | str | None
     grpc_max_connections: int | str | None
@@ -142,6 +145,7 @@ class ServerKeywords(TypedDict, total=False):
     otlp_metrics_url: str | None
     metrics_config: str | Sequence[str] | None
     resident_memory: int | str | None
+    resident_gpu_memory: str | Sequence[str] | None
     resident_models: int | str | None
     cold_start: Literal["wait", "reject"] | None
     cold_start_timeout: float | str | None
@@ -155,7 +159,7 @@ class ServerKeywords(TypedDict, total=False):
     sagemaker_thread_count: int | str | None
     sagemaker_default_model: str | None
     sagemaker_ping_mode: Literal["ready", "live"] | None
-    sagemaker_inference_type: Literal["infer", "generate", "generate_stream"] | None
+    sagemaker_inference_type: Literal["infer", "generate", "generate_stream", "invocations"] | None
     sagemaker_multi_model: bool | str | None
     sagemaker_session_secs: int | str | None
     allow_vertex_ai: bool | str | None

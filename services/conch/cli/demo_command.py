@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import conch
 from conch.cli import serve_command
+from conch.cli.examples import examples_directory
 from conch.core.option import FlagError
 
 _LLM = "--llm"
@@ -23,16 +23,6 @@ _CONSOLE = {
     "console_allow_control": ["true"],
     "console_allow_infer": ["true"],
 }
-
-
-def examples_directory() -> Path:
-    """The directory of the examples. Raises FlagError: the installation has none."""
-    package = Path(conch.__file__).parent
-    # A wheel has them inside the package, a checkout at its root.
-    for directory in (package / "examples", package.parents[1] / "examples"):
-        if (directory / "models").is_dir():
-            return directory
-    raise FlagError(f"the example models are not installed: there is no {package / 'examples' / 'models'}")
 
 
 def run(arguments: Sequence[str]) -> int:

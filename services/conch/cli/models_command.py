@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,10 @@ from conch_control.version_phase import Phase
 
 _MOST_BYTES = 2**31 - 2**16
 """Limit of all files in one load, which is one gRPC message."""
+_MOST_CALLS = 16
+"""Most loads that one command has in progress; the server has its own limit."""
+_PIN = "conch_pin"
+"""Load parameter: whether the model stays until it is unloaded."""
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -63,8 +68,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         print(f"conch models: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        if values.action in (_load, _unload):
-            what = "load" if values.action is _load else "unload"
+        if values.action in (_load, _preload, _unload):
+            what = "unload" if values.action is _unload else "load"
             print(f"conch models: interrupted; the server goes on with the {what}", file=sys.stderr)
         return INTERRUPTED
     return OK
@@ -106,6 +111,12 @@ def make_parser() -> CommandParser:
         metavar="VERSION/PATH=LOCAL",
         help="use a local file as a file of the model; those given replace all of its own; may be repeated",
     )
+    made = command(
+        "preload",
+        _preload,
+        "Brings models into memory in on-demand mode, where they are evicted as if requests had loaded them.",
+    )
+    made.add_argument("model", nargs="+")
     made = command(
         "unload", _unload, "Takes a model out of service, and waits until its requests are finished."
     )
@@ -165,6 +176,23 @@ def _load(client: ModelControlClient, values: argparse.Namespace) -> None:
     with nullcontext() if values.json else Progress(client, values.model, sys.stderr):
         client.load(values.model, parameters)
     _print_model(client, values)
+
+
+def _preload(client: ModelControlClient, values: argparse.Namespace) -> None:
+    names = list(dict.fromkeys(values.model))
+    with ThreadPoolExecutor(min(len(names), _MOST_CALLS), "conch-preload") as pool:
+        loads = {name: pool.submit(client.load, name, {_PIN: False}) for name in names}
+    errors = [error for each in loads.values() if (error := each.exception()) is not None]
+    models = tuple(model for model in client.models().models if model.name in loads)
+    if values.json:
+        if not errors:
+            _print_json({"models": [model_json(model) for model in models]})
+    else:
+        print(models_table(models))
+        for error in errors[1:]:
+            print(f"conch models: {error}", file=sys.stderr)
+    if errors:
+        raise errors[0]
 
 
 def _parameters(values: argparse.Namespace) -> dict[str, LoadParameter]:

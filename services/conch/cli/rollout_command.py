@@ -26,6 +26,7 @@ from conch.cli.control_connection import (
     read_file,
 )
 from conch.cli.rollout_output import history_table, report_text, rollout_line, rollouts_table
+from conch.cli.shadow_output import shadow_text
 from conch.core.errors import ConchError
 from conch.core.rollouts import RolloutReport
 from conch_control.remote_api.client import ModelControlClient
@@ -252,6 +253,8 @@ def _report(client: ModelControlClient, values: argparse.Namespace) -> int:
         _print_json(report.as_object())
         return OK
     print(report_text(report))
+    if report.shadow_report:
+        print(shadow_text(report.shadow_report))
     if report.declaration:
         print("Declaration:")
         print(json.dumps(report.declaration, indent=2, ensure_ascii=False))

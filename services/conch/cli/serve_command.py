@@ -79,7 +79,11 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             logs.access,
             logs.audit,
             get_backend=backends_within(
-                control.backend_directory, load_backend, control.told, bool(control.devices.gpus)
+                control.backend_directory,
+                load_backend,
+                control.told,
+                bool(control.devices.gpus),
+                control.host_policies,
             ),
         )
 

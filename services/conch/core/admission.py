@@ -176,7 +176,7 @@ class Admission:
         if request is not None:
             request.discard()
         if isinstance(error, ColdModelError):
-            error.begin()
+            error.begin(None if caller is None else caller.access)
         if not isinstance(error, ConchError):
             what = "a request of a stream" if self._protocol == "grpc-stream" else "a request"
             log.error("%s could not be handled", what, exc_info=error)
@@ -254,7 +254,15 @@ class Admission:
             model = self._draining(request)
             if model is not None:
                 return model
-        return self._registry.resolve_request(request)
+        try:
+            return self._registry.resolve_request(request)
+        except ConchError:
+            if not request.correlation_id or request.sequence_start:
+                raise
+            model = self._draining(request)  # it may have been unloaded since
+            if model is None:
+                raise
+            return model
 
     def _successor(self, request: InferenceRequest, closed: Servable) -> Servable:
         model = self._resolve(request)

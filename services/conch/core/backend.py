@@ -212,6 +212,7 @@ class Backend(ABC):
         parameters: The parameters that it reads in a config; a trailing ``_`` or ``.`` marks a prefix.
         passes_parameters: Whether models get the parameters, so that a name without ``CONCH_`` may mean
             something to them. If not, `conch check` warns of each that `parameters` does not list.
+        takes_host_policies: Whether instances run as host policies say.
     """
 
     default_model_file: ClassVar[str]
@@ -222,6 +223,7 @@ class Backend(ABC):
     resizes: ClassVar[bool] = True
     parameters: ClassVar[tuple[str, ...]] = ()
     passes_parameters: ClassVar[bool] = True
+    takes_host_policies: ClassVar[bool] = False
 
     @property
     def uses_gpus(self) -> bool:

@@ -6,7 +6,7 @@ what threads wait for, which deadlock detection reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from conch.core.admission import Admission
@@ -16,6 +16,9 @@ from conch.core.model_control import LoadParameter, ModelControl
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
 from conch.core.servable import InlineClaim, Servable, all_ready
+
+FactFinder = Callable[[str, str, str], object]
+"""Finds a fact; the arguments are those of `ServerCalls.fact`."""
 
 
 class Wait(Protocol):
@@ -96,6 +99,19 @@ class ServerCalls(Protocol):
     def model_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready. Raises InvalidArgumentError: its version is no number and no label."""
 
+    def fact(self, kind: str, name: str = "", version: str = "") -> object:
+        """A fact of the server or of a model, as the HTTP API has it; may block.
+
+        Args:
+            kind: ``live``, ``ready``, ``server``, ``model``, ``statistics``, ``index``, ``ready_index``, or
+                ``metrics``, which are Prometheus' text.
+            name: The model of ``model`` and ``statistics``; empty for the statistics of all.
+            version: Its version; empty for any.
+
+        Raises:
+            ConchError: There is no such model, or no server.
+        """
+
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model, and returns when it is ready; see `ModelControl.load`."""
 
@@ -104,10 +120,15 @@ class ServerCalls(Protocol):
 
 
 class Calls:
-    """`ServerCalls` over a registry; without a `repository`, models can't load or unload others."""
+    """`ServerCalls` over a registry; without a `repository`, models can't load or unload others.
+
+    Attributes:
+        facts: Finds what models ask of the server; None without one.
+    """
 
     def __init__(self, registry: Registry, repository: ModelControl | None = None) -> None:
         self.waiters: set[Waiter] = set()
+        self.facts: FactFinder | None = None
         self._repository = repository
         self._registry = registry
         admission = Admission(registry, "model-call")
@@ -125,6 +146,12 @@ class Calls:
         except ConchError:
             return False
         return all_ready(model.readiness)
+
+    def fact(self, kind: str, name: str = "", version: str = "") -> object:
+        """See `ServerCalls.fact`."""
+        if self.facts is None:
+            raise UnavailableError("there is no server to ask")
+        return self.facts(kind, name, version)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""

@@ -9,16 +9,25 @@ request is kept half made. A caller that does not know the error fails with UNAV
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from conch.core.errors import ConchError, UnavailableError
+from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import VersionStatistics
 
 _T = TypeVar("_T")
 
 Then = Callable[[ConchError | None], None]
 """Called once, on any thread: with None if the model is in memory, else with the reason. Returns soon."""
+
+
+class Payer(Protocol):
+    """The principal of a request, with its limit of loads."""
+
+    def pay_load(self) -> None:
+        """Pays for a load. Raises ResourceExhaustedError: it has none left for now."""
 
 
 class ColdModels(Protocol):
@@ -32,8 +41,14 @@ class ColdModels(Protocol):
             ConchError: Its load has failed a short time ago.
         """
 
-    def begin(self, name: str) -> None:
-        """Has a model loaded, with no request that waits for it."""
+    def begin(self, name: str, payer: Payer | None) -> None:
+        """Has a model loaded, with no request that waits for it, unless the payer's limit forbids it."""
+
+    def describe(self, name: str) -> Mapping[int, ModelSpec]:
+        """Specs by version, from the model's files; empty if only a load tells them. Reads storage."""
+
+    def kept_statistics(self, name: str) -> list[VersionStatistics]:
+        """Counters of the versions of a model that was evicted, or of all such models for an empty name."""
 
     def wait(self, wait: ColdWait) -> None:
         """Has a model loaded, and ends the wait then.
@@ -54,11 +69,22 @@ class ColdModelError(UnavailableError):
         self.name = name
         self._models = models
 
-    def begin(self) -> None:
-        """Has the model loaded."""
-        self._models.begin(self.name)
+    def describe(self) -> Mapping[int, ModelSpec]:
+        """Specs of the versions, from the model's files; empty if only a load tells them. Reads storage."""
+        return self._models.describe(self.name)
 
-    def wait(self, then: Then, size: int = 0, deadline_ns: int | None = None, priority: int = 0) -> ColdWait:
+    def begin(self, payer: Payer | None = None) -> None:
+        """Has the model loaded, unless the payer's limit forbids it."""
+        self._models.begin(self.name, payer)
+
+    def wait(
+        self,
+        then: Then,
+        size: int = 0,
+        deadline_ns: int | None = None,
+        priority: int = 0,
+        payer: Payer | None = None,
+    ) -> ColdWait:
         """Makes a wait, to be started.
 
         Args:
@@ -66,10 +92,13 @@ class ColdModelError(UnavailableError):
             size: Bytes that the request holds.
             deadline_ns: The request's deadline on the monotonic clock.
             priority: The request's priority level.
+            payer: Pays for the load if the request begins it.
         """
-        return ColdWait(self._models, self.name, then, size, deadline_ns, priority)
+        return ColdWait(self._models, self.name, then, size, deadline_ns, priority, payer)
 
-    def future(self, size: int = 0, deadline_ns: int | None = None) -> Future[None]:
+    def future(
+        self, size: int = 0, deadline_ns: int | None = None, payer: Payer | None = None
+    ) -> Future[None]:
         """Starts a wait; its future ends with None or the error, and a cancelled one leaves the queue.
 
         Raises:
@@ -84,7 +113,7 @@ class ColdModelError(UnavailableError):
                 else:
                     future.set_exception(error)
 
-        wait = self.wait(then, size, deadline_ns)
+        wait = self.wait(then, size, deadline_ns, payer=payer)
         future.add_done_callback(lambda ended: ended.cancelled() and wait.cancel())
         wait.start()
         return future
@@ -98,12 +127,20 @@ class ColdWait:
         size: Bytes that the request holds.
         deadline_ns: Its deadline, if it has one.
         priority: Its priority level; 0 for none.
+        payer: Pays for the load if the request begins it.
     """
 
-    __slots__ = ("_lock", "_models", "_then", "deadline_ns", "name", "priority", "size")
+    __slots__ = ("_lock", "_models", "_then", "deadline_ns", "name", "payer", "priority", "size")
 
     def __init__(
-        self, models: ColdModels, name: str, then: Then, size: int, deadline_ns: int | None, priority: int
+        self,
+        models: ColdModels,
+        name: str,
+        then: Then,
+        size: int,
+        deadline_ns: int | None,
+        priority: int,
+        payer: Payer | None,
     ) -> None:
         self._models = models
         self._lock = threading.Lock()
@@ -112,6 +149,7 @@ class ColdWait:
         self.size = size
         self.deadline_ns = deadline_ns
         self.priority = priority
+        self.payer = payer
 
     def start(self) -> None:
         """Starts it. Raises ConchError: the request can't wait; `then` is not called."""

@@ -93,6 +93,10 @@ class QueueFullError(UnavailableError):
     """A model's queue has its largest size; Triton's code is that of any unavailable model."""
 
 
+class QueueTimeoutError(UnavailableError):
+    """A request was in a model's queue for too long; Triton's code is that of any unavailable model."""
+
+
 class ResourceExhaustedError(ConchError):
     """A queue or limit is full; a retry may succeed. Not one of Triton's codes."""
 
@@ -131,6 +135,12 @@ class CancelledError(ConchError):
 
 class QueueLimitError(ResourceExhaustedError):
     """A model's queue has the size that the server allows; not one of Triton's limits."""
+
+
+class ModelMemoryError(ResourceExhaustedError):
+    """A model gets no memory: it is too large, or models in use have it. The text begins with `BEGINNING`."""
+
+    BEGINNING: ClassVar[str] = "no memory for model '"
 
 
 class DeadlineExceededError(ConchError):

@@ -9,6 +9,7 @@ An execution is counted with its batch, or by `record_execution`.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,10 @@ QUEUED, RUNNING = "queued", "running"
 """Stages in which a request can be cancelled."""
 TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
 """Reasons for rejection: the queue policy's timeout expired, or the queue was full."""
+
+
+_KEPT = struct.Struct("<16q")
+"""What is kept of the counters of an evicted model: small, as there may be thousands."""
 
 
 class RequestEnd(Enum):
@@ -373,6 +378,49 @@ class ModelStatistics:
         with self._lock:
             failed = self._failed - sum(self._cancelled.values())
             return self._succeeded + self._hits + failed, failed
+
+    def keep(self) -> bytes:
+        """The totals in a few bytes, for `add_kept`; without those by batch size, response and reason."""
+        with self._lock:
+            return _KEPT.pack(
+                self._last_inference_ns,
+                self._inference_count,
+                self._execution_count,
+                self._succeeded,
+                self._success_ns,
+                self._failed,
+                self._fail_ns,
+                self._failed_in_model,
+                self._queue_ns,
+                self._input_ns,
+                self._infer_ns,
+                self._output_ns,
+                self._hits,
+                self._hit_ns,
+                self._misses,
+                self._miss_ns,
+            )
+
+    def add_kept(self, kept: bytes) -> None:
+        """Adds the totals of the same version before it was evicted."""
+        last_inference_ns, *counts = _KEPT.unpack(kept)
+        with self._lock:
+            self._last_inference_ns = max(self._last_inference_ns, last_inference_ns)
+            self._inference_count += counts[0]
+            self._execution_count += counts[1]
+            self._succeeded += counts[2]
+            self._success_ns += counts[3]
+            self._failed += counts[4]
+            self._fail_ns += counts[5]
+            self._failed_in_model += counts[6]
+            self._queue_ns += counts[7]
+            self._input_ns += counts[8]
+            self._infer_ns += counts[9]
+            self._output_ns += counts[10]
+            self._hits += counts[11]
+            self._hit_ns += counts[12]
+            self._misses += counts[13]
+            self._miss_ns += counts[14]
 
     def gauges(self) -> Gauges:
         """What the version does now."""

@@ -31,6 +31,7 @@ _MOST_DESCRIPTORS = 64 * 1024
 _OWN_DESCRIPTORS = 64  # a server without models has about 40 open
 _SHARES = 32
 _LEAST_CONNECTIONS = 8
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -84,6 +85,15 @@ def memory_bytes(cgroup_limits: Sequence[Path] = _CGROUP_LIMITS) -> int:
         with suppress(OSError, ValueError):  # not this version of cgroups; "max"
             limits.append(int(path.read_text()))
     return min(limits)
+
+
+def usable_cores(cpu_limit: Path = _CPU_LIMIT) -> int:
+    """Cores that this process may use: fewer than it may run on in a cgroup (a container) with a limit."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # not this version of cgroups; "max"
+        quota, period = map(int, cpu_limit.read_text().split())
+        cores = min(cores, max(quota // period, 1))
+    return cores
 
 
 class ProcessEnd:

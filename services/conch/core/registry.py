@@ -31,12 +31,21 @@ from conch.core.errors import (
     UnavailableError,
 )
 from conch.core.request import InferenceRequest
-from conch.core.route import OVERRIDE, Route
+from conch.core.route import OVERRIDE, Route, RouteCounts
 from conch.core.servable import Servable
 from conch.core.version_text import STABLE, check_label, parse_version
 
-LabelSource = Literal["api", "file"]
-"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them."""
+LabelSource = Literal["api", "file", "repository"]
+"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them.
+
+A label of a repository moves once the version that it is to name is ready; until then requests get the one
+that it named before.
+"""
+
+_DECLARED: Mapping[LabelSource, str] = {
+    "file": "are declared in rollout.toml: change them there",
+    "repository": "are those of its model repository: change them there, such as an alias in MLflow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,7 @@ class Registry:
         namespaces: The possible namespaces of models; empty if names are unique.
         draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
             oldest first.
+        route_counts: Requests that routes have divided, by identifier; replaced, never changed.
         cold: Asked before a model without a version that serves is refused; None if all are in memory.
     """
 
@@ -106,6 +116,7 @@ class Registry:
         self._lock = threading.RLock()
         self._labels: dict[str, _Labels] = {}
         self._routes: dict[str, Route] = {}
+        self.route_counts: Mapping[str, RouteCounts] = {}
         self.cold: ColdModels | None = None
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
@@ -121,7 +132,8 @@ class Registry:
         """Replaces the entry of an identifier, for all later requests; adds its labels and its route."""
         with self._lock:
             if name in self._labels or name in self._routes:
-                labels = self._labels.get(name, _NO_LABELS).numbers
+                before = self._entries.get(name, _NO_ENTRY).labels
+                labels = self._labels.get(name, _NO_LABELS).named(entry.ready, before)
                 route = self._routes.get(name) or _sequence_route(labels, entry.ready)
                 entry = replace(entry, labels=labels, route=route)
             self._entries = MappingProxyType({**self._entries, name: entry})
@@ -144,33 +156,22 @@ class Registry:
         with self._lock:
             self._set_labels(name, _Labels(MappingProxyType(dict(numbers)), source))
 
-    def set_label(self, name: str, label: str, version: int | None) -> None:
-        """Sets one label of an identifier to a ready version, or removes it with None.
+    def follow_labels(self, name: str, numbers: Mapping[str, int]) -> None:
+        """Replaces the labels that the repository of an identifier gives it.
 
-        Raises:
-            InvalidArgumentError: The label is malformed.
-            FailedPreconditionError: A file declares the labels of this model.
-            NotFoundError: There is no such model, version or, where it is to be removed, label.
-            UnavailableError: The version is not ready.
+        Without any, and none before, labels of other sources stay.
         """
-        check_label(label)
         with self._lock:
-            entry = self._entries.get(name)
-            if entry is None:
-                raise NotFoundError(f"Request for unknown model: '{name}' is not found")
             known = self._labels.get(name, _NO_LABELS)
-            if known.source == "file":
-                raise FailedPreconditionError(
-                    f"the labels of '{self.name_of(name)}' are declared in rollout.toml: change them there"
-                )
-            numbers = dict(known.numbers)
-            if version is not None:
-                if version not in entry.ready:
-                    raise self._not_ready(self.name_of(name), version, entry)
-                numbers[label] = version
-            elif numbers.pop(label, None) is None:
-                raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
-            self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
+            wanted = _Labels(MappingProxyType(dict(numbers)), "repository")
+            if known != wanted and (numbers or known.source == "repository"):
+                self.set_labels(name, numbers, "repository")
+
+    def refuse_label_change(self, name: str) -> None:
+        """Raises FailedPreconditionError: a file or the repository declares an identifier's labels."""
+        source = self._labels.get(name, _NO_LABELS).source
+        if source in _DECLARED:
+            raise FailedPreconditionError(f"the labels of '{self.name_of(name)}' {_DECLARED[source]}")
 
     def _set_labels(self, name: str, labels: _Labels) -> None:
         if labels.numbers:
@@ -188,7 +189,11 @@ class Registry:
             if route is None:
                 self._routes.pop(name, None)
             else:
-                self._routes[name] = route
+                counts = self.route_counts.get(name)
+                if counts is None:
+                    counts = RouteCounts()
+                    self.route_counts = {**self.route_counts, name: counts}
+                self._routes[name] = replace(route, counts=counts)
             self._publish_again(name)
 
     def _publish_again(self, name: str) -> None:
@@ -201,6 +206,7 @@ class Registry:
         with self._lock:
             self._labels.pop(name, None)
             self._routes.pop(name, None)
+            self.route_counts = {key: each for key, each in self.route_counts.items() if key != name}
         self.remove(name)
 
     def remove(self, name: str) -> None:
@@ -341,6 +347,8 @@ class Registry:
         if model is None:
             self._miss(request.model_name, entry)
             raise self._not_ready(request.model_name, number, entry)
+        if route.shadow is not None and number == route.stable:
+            return route.shadow.before(model, entry.ready)
         return model
 
     def version_number(self, name: str, version: str) -> int:
@@ -414,8 +422,20 @@ class _Labels:
     numbers: Mapping[str, int]
     source: LabelSource
 
+    def named(self, ready: Mapping[int, Servable], before: Mapping[str, int]) -> Mapping[str, int]:
+        """The versions that the labels name now; `before` are those that they named so far."""
+        if self.source != "repository":
+            return self.numbers
+        held = {
+            label: before[label]
+            for label, number in self.numbers.items()
+            if number not in ready and before.get(label) in ready
+        }
+        return MappingProxyType({**self.numbers, **held}) if held else self.numbers
+
 
 _NO_LABELS = _Labels(MappingProxyType({}), "api")
+_NO_ENTRY = Entry()
 
 
 def _sequence_route(labels: Mapping[str, int], ready: Mapping[int, Servable]) -> Route | None:

@@ -201,6 +201,10 @@ Fact = str | int | float | Sequence[str]
 """The value of an attribute, as OpenTelemetry has them."""
 
 
+TraceCopy = Callable[["InferenceRequest", RequestModel], None]
+"""Attaches a trace to a copy of a request, once that is submitted."""
+
+
 class Watch(Protocol):
     """What is logged and traced of one request.
 
@@ -226,6 +230,9 @@ class Watch(Protocol):
 
     def describe(self, facts: Mapping[str, Fact]) -> None:
         """Adds attributes of the answer, such as ``gen_ai.usage.input_tokens``; by its responder."""
+
+    def copy_trace(self) -> TraceCopy | None:
+        """Begins the trace of a copy of the request, which is linked to it; None if it is not sampled."""
 
     @property
     def trace_context(self) -> str:

@@ -28,6 +28,13 @@ class Granted(Protocol):
     def name(self) -> str:
         """Name of the principal that it acts as."""
 
+    def pay_load(self) -> None:
+        """Pays for the load of a model that is not in memory.
+
+        Raises:
+            ResourceExhaustedError: The principal has no loads left for now.
+        """
+
 
 class Caller(Protocol):
     """The call that a request came with.

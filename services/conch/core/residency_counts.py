@@ -16,7 +16,7 @@ class ResidencyCounts:
 
     Attributes:
         models: Models in memory.
-        bytes: Memory that they count.
+        bytes: Memory that they count, by device: ``cpu``, and ``gpu:0`` for each GPU with a budget.
         catalogue: Models of the repositories.
         waiting: Requests that wait for a load.
         cold_starts: Requests that had to wait for a load, by result.
@@ -28,7 +28,7 @@ class ResidencyCounts:
     """
 
     models: int
-    bytes: int
+    bytes: Mapping[str, int]
     catalogue: int
     waiting: int
     cold_starts: Mapping[str, int]
@@ -70,12 +70,14 @@ class ResidencyStatistics:
             self._evictions[reason] += 1
             self._ages.add(age_ns)
 
-    def snapshot(self, models: int, size: int, catalogue: int, waiting: int) -> ResidencyCounts:
+    def snapshot(
+        self, models: int, sizes: Mapping[str, int], catalogue: int, waiting: int
+    ) -> ResidencyCounts:
         """The counters, with the given figures."""
         with self._lock:
             return ResidencyCounts(
                 models,
-                size,
+                sizes,
                 catalogue,
                 waiting,
                 dict(self._cold_starts),

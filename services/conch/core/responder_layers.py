@@ -26,6 +26,8 @@ class ResponderLayer(Enum):
     REGIONS = ("regions",)
     # Outside the regions: the error for a surplus response takes the place of outputs before they are placed.
     SINGLE = "single", True
+    # Outside the regions: what it keeps for a comparison is what the model made, not what was placed.
+    SHADOW = ("shadow",)
     # Outside all that depends on this one request: what it stores is the response as the model gave it.
     CACHE = ("cache",)
     # When the model has taken the request; inside the regions for the same reason as the watch.

@@ -52,6 +52,19 @@ class RolloutTransition:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """Figures for metrics.
+
+    Attributes:
+        states: State of each model's rollout, by identifier.
+        transitions: Transitions by identifier, state, and whether a call has led there.
+    """
+
+    states: Mapping[str, str]
+    transitions: Mapping[tuple[str, str, bool], int]
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutReport:
     """A model's labels and rollout.
 
@@ -81,6 +94,7 @@ class RolloutReport:
         labels: Versions by label, as declared.
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
+        shadow_report: Of the newest shadow, see `Shadow.as_json`; empty without one.
         managed_by: The process that runs the rollout on several servers; empty for the server itself.
         managed_state: Its state of the rollout, as JSON; for that process alone.
     """
@@ -109,6 +123,7 @@ class RolloutReport:
     labels: Mapping[str, int] = field(default_factory=dict)
     declaration: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[RolloutTransition, ...] = ()
+    shadow_report: Mapping[str, Any] = field(default_factory=dict)
     managed_by: str = ""
     managed_state: str = ""
 

@@ -5,7 +5,7 @@ these rules that names a version decides:
 
 1. A choice that the request has been given: it may be resolved several times, with one outcome.
 2. The header or metadata `OVERRIDE`: a version number, ``candidate``, ``stable`` or a label.
-3. The version that has the sequence of the request, whatever its share.
+3. The version that has the sequence of the request, whatever its share; not one that has its copy only.
 4. A match rule: the candidate.
 5. The share that the request's key falls into by a salted hash; without a key, by chance.
 
@@ -22,15 +22,19 @@ keys anew; for that the hash has to mix, which crc32 does not: another salt ther
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.version_text import STABLE, parse_version
+
+if TYPE_CHECKING:
+    from conch.core.servable import Servable
 
 WHOLE = 10_000
 """All requests, in the unit of shares: 1 is 0.01 %."""
@@ -39,6 +43,9 @@ OVERRIDE = "conch-version"
 """Header or metadata that names a version, where the route lets it."""
 
 CANDIDATE = "candidate"
+
+RoutedBy = Literal["weight", "sticky", "override", "sequence", "match"]
+"""The rule that has chosen a version: by chance and shares, by a key and shares, and the others by name."""
 
 _ATTRIBUTE = re.compile(r"(sequence|principal)|(header):([a-z0-9!#$%&'*+.^_`|~-]+)", re.IGNORECASE)
 
@@ -62,6 +69,18 @@ class Chosen(Protocol):
 
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to a live sequence of this version."""
+
+
+class Mirror(Protocol):
+    """Copies of stable's requests for another version; see `conch.core.shadows.shadow.Shadow`."""
+
+    version: int
+
+    def before(self, stable: Servable, ready: Mapping[int, Servable]) -> Servable:
+        """What takes a request in place of the stable version, which serves it."""
+
+    def mirrors(self, correlation_id: int | str) -> bool:
+        """Whether a sequence of the other version is a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +154,26 @@ def route_salt(group: str, rollout: str) -> bytes:
     return blake2b(f"{group}\0{rollout}".encode(), digest_size=32).digest()
 
 
+class RouteCounts:
+    """Requests of one model that routes have divided, by version and rule; thread-safe."""
+
+    __slots__ = ("_counts", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[int, RoutedBy], int] = {}
+
+    def add(self, version: int, by: RoutedBy) -> None:
+        """Counts a request."""
+        with self._lock:
+            self._counts[version, by] = self._counts.get((version, by), 0) + 1
+
+    def snapshot(self) -> dict[tuple[int, RoutedBy], int]:
+        """A copy."""
+        with self._lock:
+            return dict(self._counts)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Divides the requests of one model without a version; see the module.
@@ -147,6 +186,8 @@ class Route:
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
         override: Whether `OVERRIDE` counts.
+        shadow: Gets copies of requests that the stable version serves; None for none.
+        counts: Counts the requests; None for no counts.
     """
 
     stable: int
@@ -156,6 +197,8 @@ class Route:
     sticky: tuple[Attribute, ...] = ()
     match: tuple[MatchRule, ...] = ()
     override: bool = True
+    shadow: Mirror | None = None
+    counts: RouteCounts | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.shares]
@@ -180,12 +223,15 @@ class Route:
         kept: int | None = getattr(request, "side", None)
         if kept is not None and kept in ready:
             return kept
-        version = request.side = self._choose(request, ready, labels)
+        version, by = self._choose(request, ready, labels)
+        request.side = version
+        if self.counts is not None:
+            self.counts.add(version, by)
         return version
 
     def _choose(
         self, request: InferenceRequest, ready: Mapping[int, Chosen], labels: Mapping[str, int]
-    ) -> int:
+    ) -> tuple[int, RoutedBy]:
         outer = request.outermost
         caller: _Caller | None = getattr(outer.context, "caller", None)
         wanted = caller.header(OVERRIDE) if self.override and caller is not None else ""
@@ -197,21 +243,25 @@ class Route:
                     raise
             else:
                 if outer is request or version in ready:
-                    return version
+                    return version, "override"
         if request.correlation_id and not request.sequence_start:
             for version, model in ready.items():
-                if model.continues(request):
-                    return version
+                if model.continues(request) and not self._is_copied(request, version):
+                    return version, "sequence"
         candidate = self.candidate
         for rule in self.match:
             if candidate is not None and candidate in ready and rule.matches(outer, caller):
-                return candidate
-        place, bound = self._place(outer, caller), 0
+                return candidate, "match"
+        (place, by), bound = self._place(outer, caller), 0
         for version, share in self.shares:
             bound += share
             if place < bound:
-                return version if version in ready else self.stable
-        return self.stable
+                return version if version in ready else self.stable, by
+        return self.stable, by
+
+    def _is_copied(self, request: InferenceRequest, version: int) -> bool:
+        shadow = self.shadow
+        return shadow is not None and shadow.version == version and shadow.mirrors(request.correlation_id)
 
     def _named(self, wanted: str, labels: Mapping[str, int]) -> int:
         if wanted == CANDIDATE and self.candidate is not None:
@@ -220,8 +270,8 @@ class Route:
             return self.stable
         return labels[wanted] if wanted in labels else parse_version(wanted)
 
-    def _place(self, outer: InferenceRequest, caller: _Caller | None) -> int:
-        """The place of a request in [0, `WHOLE`)."""
+    def _place(self, outer: InferenceRequest, caller: _Caller | None) -> tuple[int, RoutedBy]:
+        """The place of a request in [0, `WHOLE`), and whether a key or chance gives it."""
         for attribute in self.sticky:
             key = attribute.read(outer, caller)
             if key:
@@ -230,6 +280,6 @@ class Route:
             key = str(outer.correlation_id or "")
         if key:
             digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=self.salt).digest()
-            return int.from_bytes(digest) % WHOLE
+            return int.from_bytes(digest) % WHOLE, "sticky"
         # Chance, but the same for all that the request makes, without anything to keep.
-        return hash((outer.received_ns, id(outer))) % WHOLE
+        return hash((outer.received_ns, id(outer))) % WHOLE, "weight"

@@ -283,12 +283,14 @@ class WarmupSample:
         inputs: Inputs of each request.
         batch_size: Number of one-row requests in the batch, at least one.
         count: Number of runs, at least one.
+        optional: Whether a failure is only logged.
     """
 
     name: str
     inputs: tuple[WarmupInput, ...]
     batch_size: int = 1
     count: int = 1
+    optional: bool = False
 
 
 def identifier(namespace: str, name: str) -> str:

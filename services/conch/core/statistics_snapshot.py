@@ -165,3 +165,11 @@ class StatisticsSnapshot:
     running: int = 0
     latencies: LatencyCounts | None = None
     first_responses: FirstResponseCounts | None = None
+
+
+class VersionStatistics(NamedTuple):
+    """The counters of one version of a model."""
+
+    name: str
+    version: int
+    snapshot: StatisticsSnapshot

@@ -196,6 +196,11 @@ class Tensor:
         """Whether the wire form exists, not only an array."""
         return self._data is not None
 
+    @property
+    def has_array(self) -> bool:
+        """Whether an array of its elements exists, which others may hold and write to."""
+        return self._array is not None
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
 

@@ -25,6 +25,7 @@ IDLE_S = 20.0
 """The time after which an idle thread ends."""
 
 _OPERATION_THREADS = {
+    RunsOn.FILES: ("files", 2, "calls for metadata"),
     RunsOn.REPOSITORY: ("repository", 2, "calls for the repository index"),
     RunsOn.UNLOAD: ("unload", 2, "unloads"),
     RunsOn.READINESS: ("ready", 4, "checks of readiness"),
@@ -216,9 +217,16 @@ class OperationPools:
 
     def choose(self, runs_on: RunsOn, core: ServerState) -> ThreadPool | None:
         """Returns the pool that an operation is to run on now; None for the caller's thread."""
-        if runs_on is RunsOn.CALLER or (runs_on is RunsOn.READINESS and not any(core.readiness())):
-            return None
-        return self._pools[runs_on]
+        match runs_on:
+            case RunsOn.CALLER:
+                needed = False
+            case RunsOn.READINESS:
+                needed = any(core.readiness())
+            case RunsOn.FILES:
+                needed = core.registry.cold is not None
+            case _:
+                needed = True
+        return self._pools[runs_on] if needed else None
 
     def close(self, remaining_s: Callable[[], float]) -> bool:
         """Closes all pools within the time that `remaining_s` returns; returns whether all work has ended."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError
@@ -21,6 +22,7 @@ from conch.core.request import (
     Responder,
     RunTimes,
     SpanRecord,
+    TraceCopy,
 )
 from conch.core.request_log import Caller
 from conch.core.responder_layers import ResponderLayer
@@ -76,6 +78,10 @@ class RequestWatches(SettingListener):
         origin = _NO_ORIGIN if caller is None or self.access is None else _origin(caller)
         watch = RequestWatch(self, self.access, trace, protocol, origin, bytes_in)
         watch.attach(request, model)
+
+    def begin_copy(self, trace: Trace, copy: InferenceRequest, model: RequestModel) -> None:
+        """Traces a copy of a traced request, for a shadow; it has no line in the access log."""
+        RequestWatch(self, None, self.tracer.linked(trace), "shadow", _NO_ORIGIN, 0).attach(copy, model)
 
     def refuse(
         self,
@@ -202,6 +208,11 @@ class RequestWatch:
     def describe(self, facts: Mapping[str, Fact]) -> None:
         """Adds attributes of the answer."""
         self._facts = facts
+
+    def copy_trace(self) -> TraceCopy | None:
+        """Traces a copy of the request if the request is sampled."""
+        trace = self.trace
+        return None if trace is None or not trace.reason else partial(self._watches.begin_copy, trace)
 
     @property
     def trace_context(self) -> str:

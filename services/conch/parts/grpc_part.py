@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
+from conch.core.errors import InvalidArgumentError
+from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.observability.metrics.sample_text import Family
-from conch.observability.metrics.server_metrics import client_families
+from conch.observability.metrics.server_metrics import client_families, front_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security
+
+if TYPE_CHECKING:
+    from conch.fronts.front_server import FrontServer
+
+
+def _fronts(options: GrpcOptions) -> tuple[FrontServer, Transport]:
+    """Front processes; only servers that have some import their modules."""
+    from conch.fronts.decoded_requests import FrontDecoder, FrontEncoder
+    from conch.fronts.front_server import FrontServer
+
+    server = FrontServer(options)
+    return server, Transport(server, FrontDecoder, FrontEncoder())
 
 
 class GrpcPart(Port):
@@ -17,6 +31,7 @@ class GrpcPart(Port):
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
+        InvalidArgumentError: An option does not work with front processes.
     """
 
     for_clients = True
@@ -26,6 +41,15 @@ class GrpcPart(Port):
     def __init__(self, options: GrpcOptions, context: PartContext) -> None:
         super().__init__(options, context, security(options.tls))
         services = context.services
+        self._fronts: FrontServer | None = None
+        transport = None
+        if options.front_ends:
+            if context.access is not None or options.restrictions:
+                raise InvalidArgumentError(
+                    "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet, as "
+                    "these refuse calls before their messages are received, and front processes do not"
+                )
+            self._fronts, transport = _fronts(options)
         self._front_end = GrpcFrontEnd(
             context.core,
             options,
@@ -34,6 +58,7 @@ class GrpcPart(Port):
             regions=services.regions,
             reports=context.reports,
             access=context.access,
+            transport=transport,
         )
 
     def listen(self) -> int:
@@ -41,9 +66,10 @@ class GrpcPart(Port):
         return self._front_end.start()
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
-        """What clients have caused, if the transport counts it."""
+        """What clients have caused, if the transport counts it; the front processes."""
         counts = self._front_end.client_counts
-        return () if counts is None else client_families(*counts)
+        found = [] if counts is None else client_families(*counts)
+        return found if self._fronts is None else [*found, *front_families(self._fronts.processes())]
 
     def drain(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight end, and closes."""

@@ -32,6 +32,7 @@ from conch.observability.metrics.server_metrics import (
     RegionSizes,
     StateMetrics,
     export_families,
+    rollout_families,
     trace_families,
 )
 from conch.parts.server_part import PartContext, Port
@@ -72,6 +73,7 @@ class MetricsPart(Port):
                 None if context.agent.residency is None else context.agent.residency.counts,
             ),
             CustomMetrics(context.families),
+            lambda: rollout_families(registry, context.agent.canary.counts()),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
         sources.append(lambda: [each for part in context.parts for each in part.families()])
@@ -110,6 +112,10 @@ class MetricsPart(Port):
     def handler(self) -> Handler:
         """The handler of ``GET /metrics``, for other ports of the same event loop."""
         return self._handler
+
+    def text(self) -> str:
+        """The metrics as Prometheus' text; blocks."""
+        return self._app.text()
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The port, with the path of the metrics."""

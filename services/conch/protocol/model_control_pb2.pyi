@@ -108,7 +108,7 @@ class RolloutEvent(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., reason: _Optional[str] = ..., called: _Optional[bool] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("model", "source", "id", "state", "step", "steps", "step_seconds", "seconds", "weight", "shadow", "stable", "candidate", "previous", "result", "verdict", "reason", "note", "refused", "sides", "compared", "mismatched", "labels", "declaration_json", "history", "managed_by", "managed_state_json")
+    __slots__ = ("model", "source", "id", "state", "step", "steps", "step_seconds", "seconds", "weight", "shadow", "stable", "candidate", "previous", "result", "verdict", "reason", "note", "refused", "sides", "compared", "mismatched", "labels", "declaration_json", "history", "shadow_json", "managed_by", "managed_state_json")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Rollout(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     DECLARATION_JSON_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_JSON_FIELD_NUMBER: _ClassVar[int]
     MANAGED_BY_FIELD_NUMBER: _ClassVar[int]
     MANAGED_STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -166,9 +167,10 @@ class Rollout(_message.Message):
     labels: _containers.ScalarMap[str, int]
     declaration_json: str
     history: _containers.RepeatedCompositeFieldContainer[RolloutEvent]
+    shadow_json: str
     managed_by: str
     managed_state_json: str
-    def __init__(self, model: _Optional[str] = ..., source: _Optional[str] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[_Iterable[str]] = ..., step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., weight: _Optional[float] = ..., shadow: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., previous: _Optional[int] = ..., result: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., note: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., sides: _Optional[_Iterable[_Union[RolloutSide, _Mapping[str, _Any]]]] = ..., compared: _Optional[int] = ..., mismatched: _Optional[int] = ..., labels: _Optional[_Mapping[str, int]] = ..., declaration_json: _Optional[str] = ..., history: _Optional[_Iterable[_Union[RolloutEvent, _Mapping[str, _Any]]]] = ..., managed_by: _Optional[str] = ..., managed_state_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., source: _Optional[str] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[_Iterable[str]] = ..., step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., weight: _Optional[float] = ..., shadow: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., previous: _Optional[int] = ..., result: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., note: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., sides: _Optional[_Iterable[_Union[RolloutSide, _Mapping[str, _Any]]]] = ..., compared: _Optional[int] = ..., mismatched: _Optional[int] = ..., labels: _Optional[_Mapping[str, int]] = ..., declaration_json: _Optional[str] = ..., history: _Optional[_Iterable[_Union[RolloutEvent, _Mapping[str, _Any]]]] = ..., shadow_json: _Optional[str] = ..., managed_by: _Optional[str] = ..., managed_state_json: _Optional[str] = ...) -> None: ...
 
 class ModelIndex(_message.Message):
     __slots__ = ("epoch", "revision", "models", "draining")

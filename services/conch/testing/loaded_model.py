@@ -38,10 +38,18 @@ def run(
     config: Mapping[str, Any] | None = None,
     version: int | None = None,
     placement: Placement = "in_process",
+    backend_directory: str | Path | None = None,
     **request: Unpack[Request],
 ) -> Any:
     """Loads a model, runs one request and unloads it; see `load`, `LoadedModel.run` and `Request`."""
-    with load(directory, models=models, config=config, version=version, placement=placement) as model:
+    with load(
+        directory,
+        models=models,
+        config=config,
+        version=version,
+        placement=placement,
+        backend_directory=backend_directory,
+    ) as model:
         return model.run(inputs, **request)
 
 
@@ -52,6 +60,7 @@ def load(
     config: Mapping[str, Any] | None = None,
     version: int | None = None,
     placement: Placement = "in_process",
+    backend_directory: str | Path | None = None,
 ) -> LoadedModel:
     """Loads a model as a server would; unload it with `LoadedModel.close`, or by leaving its ``with`` block.
 
@@ -61,7 +70,10 @@ def load(
             for decoupled models, or model directories.
         config: Config fields to replace, in JSON form: ``{"max_batch_size": 4}``.
         version: Its version; the newest if None.
-        placement: In process, where it can be debugged, or in a worker process.
+        placement: In process, where it can be debugged, or in a worker process, where backends that are
+            compiled for Triton always run.
+        backend_directory: Directory of backends that are not installed, such as compiled ones, besides those
+            that lie beside the model; None for Triton's.
 
     Raises:
         Exception: An exception of its module or its `initialize`.
@@ -71,7 +83,8 @@ def load(
     stack = ExitStack()
     with stack:
         failures = stack.enter_context(ExceptionCapture())
-        repository = Repository(placement)
+        backends = None if backend_directory is None else Path(backend_directory)
+        repository = Repository(placement, backends)
         stack.callback(repository.close)
         try:
             for name, other in (models or {}).items():

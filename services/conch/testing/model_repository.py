@@ -17,6 +17,7 @@ from conch.core.registry import Entry, Registry, VersionState
 from conch.core.request import InferenceRequest
 from conch.core.servable import Servable
 from conch.testing.mock_models import Function, MockModel
+from conch.workers.backend_directory import backends_within
 
 Placement = Literal["in_process", "worker"]
 
@@ -33,13 +34,15 @@ class Repository:
 
     Args:
         placement: Where Python models run.
+        backend_directory: Directory of backends that are not installed; None for Triton's.
 
     Attributes:
         given_up: Requests that the test abandoned at their deadline.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, backend_directory: Path | None = None) -> None:
         self._placement = placement
+        self._backend_directory = backend_directory
         self._registry = Registry()
         self._loaded: list[Servable] = []
         self.calls = Calls(self._registry)
@@ -73,7 +76,9 @@ class Repository:
             raise FileNotFoundError(f"there is no model directory '{directory}'")
         name = directory.name if name is None else name
         options = ControlOptions(
-            repositories=(directory.parent,), backend_options={"python": {"placement": self._placement}}
+            repositories=(directory.parent,),
+            backend_options={"python": {"placement": self._placement}},
+            backend_directory=self._backend_directory,
         )
         override = None
         if config:
@@ -87,7 +92,10 @@ class Repository:
             wanted = "no version" if version is None else f"no version {version}"
             raise FileNotFoundError(f"model directory '{directory}' has {wanted}")
         version = max(definition.versions) if version is None else version
-        loader = ModelLoader(options, load_backend, self._registry, calls=self.calls)
+        find = backends_within(
+            self._backend_directory, load_backend, options.told, bool(options.devices.gpus)
+        )
+        loader = ModelLoader(options, find, self._registry, calls=self.calls)
         loader.check(definition)
         try:
             model = loader.load(replace(definition, versions=(version,)), version)

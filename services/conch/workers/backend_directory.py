@@ -20,6 +20,7 @@ def backends_within(
     find: Callable[[str], Backend],
     told: Mapping[str, str] | None = None,
     has_gpus: bool = False,
+    policies: Mapping[str, Mapping[str, str]] | None = None,
 ) -> FindBackend:
     """Extends `find` by the backends in a directory, and libraries beside models.
 
@@ -30,9 +31,10 @@ def backends_within(
         find: Finds installed backends.
         told: Facts of the server for libraries, besides their options.
         has_gpus: Whether the server uses GPUs.
+        policies: Host policies for instances of libraries.
     """
     root = (directory or DEFAULT_DIRECTORY).absolute()
-    native = NativeBackend(root, told or {}, has_gpus)
+    native = NativeBackend(root, told or {}, has_gpus, policies or {})
     based: dict[str, PythonBasedBackend] = {}
 
     def get(name: str, runtime: str = "", model_directory: Path | None = None, /) -> Backend:

@@ -20,7 +20,6 @@ from conch.core.errors import ConchError, PermissionDeniedError, UnavailableErro
 from conch.frontends.http.cors import cross_origin_reason
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import loaded, result_of
-from conch.frontends.http.http_routing import NOT_FOUND
 from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.checked_operations import checked
@@ -114,9 +113,8 @@ class OpenAiHandler:
             if ours:
                 call = OpenAiCall(exchange, "unknown", self._metrics, self._api.pools, self._api.most_bytes)
                 call.fail(UnknownPathError(f"Unknown request URL: {exchange.method} {exchange.path}"))
-            else:
-                exchange.respond(*NOT_FOUND)
-            return None
+                return None
+            return self._api.unmatched(exchange)
         inference = route.category == "inference"
         if inference and self._api.cors is not None and self._api.cors.answer(exchange):
             return None

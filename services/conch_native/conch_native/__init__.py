@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-INTERFACE = 1
+INTERFACE = 2
 """Number of the interface between the library and conch's workers, in conch_host.h."""
 
 _HERE = Path(__file__).parent

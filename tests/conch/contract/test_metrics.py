@@ -23,6 +23,7 @@ import yaml
 from tests.support.grpc_transports import TRANSPORTS
 from tests.support.hazards import write_hazards
 from tests.support.http2_peer import Http2Peer
+from tests.support.loading import write_number
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
 from tests.support.names import new_name
 from tests.support.servers import (
@@ -34,6 +35,7 @@ from tests.support.servers import (
     serving,
     serving_process,
     started,
+    tensor,
     write_model,
     write_probe,
     write_steps,
@@ -500,8 +502,20 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
 def test_the_documented_families_are_those_there_are(everything: AnyServer, tmp_path: Path) -> None:
     found = exported(everything)
-    with serving(tmp_path, flags=["--model-control-mode=on-demand"]) as catalogue:
+    (tmp_path / "none").mkdir()
+    with serving(tmp_path / "none", flags=["--model-control-mode=on-demand", "--front-ends=1"]) as catalogue:
         found = exported(catalogue) | found
+    model = write_number(tmp_path / "shadowed", "m", extra="version_policy { all { } }", versions=(1, 2))
+    steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'
+    (model / "rollout.toml").write_text(steps)
+    with serving(tmp_path / "shadowed") as server, client_of(server) as client:
+
+        def compared() -> bool:
+            client.infer("m", [tensor("IN", np.ones(1, np.float32))])
+            return "conch_shadow_max_abs" in exported(server)
+
+        eventually(compared, "pairs are compared")
+        found = exported(server) | found
     table = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
@@ -517,11 +531,13 @@ def test_closed_connections_are_counted_by_reason(tmp_path: Path, transport: str
             peer.send(b"GET / HTTP/1.1\r\nHost: conch\r\n\r\n")
             peer.wait_closed()
         if transport == "own":
-            counts = {
-                dict(labels)["reason"]: n
-                for (each, labels), n in scrape(server.metrics_url).items()
-                if each == name
-            }
+
+            def counted() -> dict[str, float]:
+                found = scrape(server.metrics_url).items()
+                return {dict(labels)["reason"]: n for (each, labels), n in found if each == name}
+
+            eventually(lambda: counted()["preface"] == 1, "a front process has told of it")
+            counts = counted()
             assert counts.pop("preface") == 1
             assert counts and set(counts.values()) == {0}
         else:

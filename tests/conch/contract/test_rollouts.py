@@ -39,6 +39,7 @@ class Site:
     def __init__(self, server: AnyServer, repository: Path, control: ModelControlClient) -> None:
         self.repository = repository
         self.control = control
+        self.server = server
         self.http = httpx.Client(base_url=f"http://{server.http_address}", timeout=60)
 
     def answer(self, user: str = "", **headers: str) -> int:
@@ -114,6 +115,11 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     assert site.http.get("/v2/models/m/versions/1/stats").json()["model_stats"][0]["inference_count"] >= loads
     with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml; change it"):
         site.control.start_rollout("m", {"rollout": {"candidate": 2}})
+    text = httpx.get(site.server.metrics_url).text
+    assert 'conch_rollout_state{model="m",state="STEP"} 1' in text
+    assert 'conch_rollout_weight{model="m",version="2"} 0.4' in text
+    assert 'conch_rollout_transitions_total{model="m",reason="rule",to="STEP"} 2' in text
+    assert 'conch_route_requests_total{by="override",model="m",version="2"} 2' in text
     site.control.update_rollout("m", "promote")
     assert site.shares(20) == {2: 1.0}
     assert site.control.update_rollout("m", "rollback").state in ("ROLLING_BACK", "ABORTING", "ABORTED")

@@ -200,8 +200,9 @@ def test_connection_age(repository: Path) -> None:
         while len(ports) < 3:
             check_simple(triton.InferResult(raw.infer(simple_request())))
             answered += 1
-            connections = psutil.Process(server.process.pid).net_connections("tcp")
-            ports |= {each.raddr.port for each in connections if each.raddr}
+            process = psutil.Process(server.process.pid)
+            for one in (process, *process.children()):
+                ports |= {each.raddr.port for each in one.net_connections("tcp") if each.raddr}
             assert time.monotonic() < deadline, ports
     assert answered > 10
 

@@ -166,6 +166,22 @@ def test_load(agent: FakeAgent, target: str, tmp_path: Path) -> None:
     assert agent.loads == [("new", {}), ("new", config)]
 
 
+def test_preload(agent: FakeAgent, target: str) -> None:
+    code, output, errors = models("preload", "a", "b", "a", f"--target={target}")
+    assert (code, errors) == (0, "")
+    assert [line.split()[1] for line in output.splitlines()[3:-1]] == ["a", "b"]
+    assert sorted(agent.loads) == [("a", {"conch_pin": False}), ("b", {"conch_pin": False})]
+    assert parsed("preload", "b", f"--target={target}") == {"models": [model("b", "READY", memory=3 << 20)]}
+    for name in ("a", "c"):
+        agent.failures[name] = lambda name=name: InvalidArgumentError(f"'{name}' is broken")  # type: ignore[misc]
+    code, output, errors = models("preload", "a", "b", "c", f"--target={target}")
+    assert code == 1
+    assert sorted(errors.splitlines()) == [
+        "conch models: 'c' is broken",
+        "conch models: Invalid argument - 'a' is broken",
+    ]
+
+
 def test_a_load_that_fails(agent: FakeAgent, target: str) -> None:
     agent.failures["m"] = lambda: InvalidArgumentError("failed to load 'm', it is broken")
     code, output, errors = models("load", "m", f"--target={target}")
@@ -349,6 +365,7 @@ def test_output_that_nobody_reads(agent: FakeAgent, target: str) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["lost"], "invalid choice: 'lost'"),
         (["load"], "the following arguments are required: model"),
+        (["preload"], "the following arguments are required: model"),
         (["list", "--target=nowhere"], "--target: 'nowhere' is neither HOST:PORT nor unix:PATH"),
         (["list", "--token-file=/no/such"], "--token-file: /no/such can't be read: No such file"),
         (["list", "--root-cert=/no/such"], "--root-cert: /no/such can't be read"),

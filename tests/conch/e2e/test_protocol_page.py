@@ -18,7 +18,7 @@ from conch.protocol import inference_pb2
 
 PAGE = ROOT / "docs" / "protocol.md"
 SECTIONS = curls.examples(PAGE, 3)
-OWN_SECTIONS = ("Labels", "OpenAPI", "Load reports")
+OWN_SECTIONS = ("Labels", "Rollouts", "OpenAPI", "Load reports")
 """What Triton does not have, or has for models of TensorRT-LLM only."""
 METHODS = {"get", "post", "put", "delete"}
 PYTHON_MODELS = ("add_sub_python", "strings", "word_chain")

@@ -42,6 +42,7 @@ def offered(*words: str) -> set[str]:
                 "config",
                 "access",
                 "models",
+                "rollout",
                 "control",
                 "check",
                 "trace",
@@ -65,12 +66,12 @@ def offered(*words: str) -> set[str]:
         (["conch", "serve", "--log-file", ""], set()),
         (
             ["conch", "models", ""],
-            {"list", "describe", "load", "unload", "label", "watch", "drain", "--help"},
+            {"list", "describe", "load", "preload", "unload", "label", "watch", "drain", "--help"},
         ),
         (["conch", "models", "load", "list", "--co"], {"--config"}),
         (["conch", "control", "--model-control-mode", "w"], {"watch"}),
         (["conch", "check", "--str"], {"--strict"}),
-        (["conch", "serve", "--host-pol"], set()),
+        (["conch", "serve", "--host-pol"], {"--host-policy"}),
     ],
 )
 def test_what_is_offered(words: list[str], expected: set[str]) -> None:

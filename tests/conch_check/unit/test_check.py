@@ -583,3 +583,22 @@ def test_ensembles_have_problems_exactly_when_they_can_not_be_loaded(texts: list
             assert {each.name for each in report.models if each.failed} == set(failed), (failed, report)
         finally:
             site.close()
+
+
+def test_a_declaration_of_a_rollout(site: Site) -> None:
+    for name, steps in (("m", "1% 1m"), ("n", "2% 1m"), ("wrong", "1%")):
+        site.model(name, config='backend: "echo" ' + IO)
+        text = f'labels = {{ best = 6 }}\n[rollout]\ngroup = "g"\nsteps = ["{steps}"]'
+        (site.repository / name / "rollout.toml").write_text(text)
+    found = {each.name: each.findings for each in checked(site).models}
+    for name, other in (("m", "n"), ("n", "m")):
+        assert [(each.severity, each.file, each.message) for each in found[name]] == [
+            ("warning", f"{site.repository}/{name}/rollout.toml", f"rollout.toml: {text}")
+            for text in (
+                "labels.best: version 6 has no directory; the label waits for it",
+                f"rollout.steps: differ from those of '{other}', which is in the same group; give both the same steps",
+            )
+        ]
+    assert [(each.severity, each.message[:28]) for each in found["wrong"]] == [
+        ("error", "rollout.toml: rollout.steps[")
+    ]

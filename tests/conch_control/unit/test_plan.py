@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.profiles import scaled
 
 from conch_control.planner.plan import (
+    BESIDE,
     FIRST_RETRY_NS,
     LAST_RETRY_NS,
     FoundModel,
@@ -110,6 +111,17 @@ def test_the_time_that_a_look_takes_does_not_count_as_settled() -> None:
     plan.snapshot_taken(Snapshot({"m": at(1)}), 0, 500)
     assert plan.snapshot_taken(Snapshot({"m": at(1)}), 599, 700) == []
     assert plan.snapshot_taken(Snapshot({"m": at(1)}), 600, 700) == [load("m")]
+
+
+def test_a_label_that_moves_is_a_change_that_files_do_not_show() -> None:
+    plan = Plan(SETTLE)
+    before, after = (replace(at(1), beside=((("champion", number),), None)) for number in (1, 2))
+    plan.adopt(Snapshot({"m": before}), 0)
+    assert plan.snapshot_taken(Snapshot({"m": after}), 0, 0) == []
+    (operation,) = plan.snapshot_taken(Snapshot({"m": after}), SETTLE, SETTLE)
+    assert operation == load("m") and operation.changed == (BESIDE,)
+    assert plan.finished(operation, DONE, SETTLE) == []
+    assert plan.snapshot_taken(Snapshot({"m": after}), 9 * SETTLE, 9 * SETTLE) == []
 
 
 def test_a_change_and_back_is_none() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.sites import CONFIG, WAIT_S, Answer
+from tests.support.sites import CONFIG, WAIT_S, Answer, Site
 
 from conch.core.clock import monotonic_ns
 from conch.core.cold_models import ColdModelError, resident
@@ -25,9 +25,10 @@ from conch_control.control_options import ResidencyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from tests.support.sites import Site
-
+    from conch.core.request import InferenceRequest
+    from conch.core.servable import Servable
     from conch_control.lifecycle.agent import Agent
 
 S = 1_000_000_000
@@ -51,9 +52,11 @@ def parameter(key: str, value: str) -> str:
     return f'{CONFIG} parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
-def on_demand(site: Site, memory: int | str = "80%", **settings: Any) -> Agent:
+def on_demand(
+    site: Site, memory: int | str = "80%", state_directory: Path | None = None, **settings: Any
+) -> Agent:
     given = ResidencyOptions(memory=memory, **{"min_resident_s": 0.0} | settings)
-    agent = site.agent("on-demand", residency=given, load_threads=4)
+    agent = site.agent("on-demand", residency=given, load_threads=4, state_directory=state_directory)
     assert agent.start() == []
     return agent
 
@@ -91,6 +94,25 @@ def test_a_model_is_loaded_by_its_first_request(site: Site) -> None:
         "b": "",
         "c": "not resident",
     }
+
+
+def test_a_complete_config_describes_a_cold_model(site: Site) -> None:
+    site.model(
+        "a", {1: "ok", 2: "ok", 3: "ok"}, f"{CONFIG} version_policy {{ latest {{ num_versions: 2 }} }}"
+    )
+    site.model("incomplete", config='backend: "echo"')
+    site.model("wrong", {})
+    residency = on_demand(site).residency
+    assert residency is not None
+    described = residency.describe("a")
+    assert residency.describe("incomplete") == residency.describe("wrong") == residency.describe("x") == {}
+    assert site.loads() == []
+    assert ask(site, "a") is None
+    assert described == {version: model.spec for version, model in site.serving("a").items()}
+    site.registry.set_labels("a", {"stable": 2}, "api")
+    residency.unload("a", False)
+    wait_until(lambda: "a" not in site.registry.entries)
+    assert residency.describe("a") == {}
 
 
 def test_many_requests_for_a_cold_model_share_one_load(site: Site) -> None:
@@ -147,6 +169,24 @@ def test_a_live_sequence_keeps_its_model(site: Site) -> None:
     assert ask(site, "b") is None
 
 
+def test_a_sequence_goes_on_where_its_model_is_evicted_at_this_moment(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.model("sequences", config=f"{CONFIG} sequence_batching {{ }}")
+    residency = on_demand(site).residency
+    assert residency is not None
+    assert resident(lambda: site.send_in_sequence("sequences", 1, start=True)).error() is None
+    resolve = site.registry.resolve_request
+
+    def evicted_first(request: InferenceRequest) -> Servable:
+        assert residency.unload("sequences", False)
+        return resolve(request)
+
+    monkeypatch.setattr(site.registry, "resolve_request", evicted_first)
+    assert site.send_in_sequence("sequences", 1, end=True).error() is None
+    assert site.loads() == ["sequences:1"]
+
+
 def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:
     site.model("a", {1: "slow"})
     site.model("b")
@@ -166,7 +206,7 @@ def test_a_model_larger_than_the_budget_is_refused(site: Site) -> None:
     site.model("wrong", config=parameter("CONCH_MEMORY_MB", "x"))
     site.model("small")
     on_demand(site, memory=10_000_000)
-    with pytest.raises(ResourceExhaustedError, match=r"model 'large' needs 11 MB, .* have 10 MB"):
+    with pytest.raises(ResourceExhaustedError, match=r"model 'large': it needs 11 MB, .* have 10 MB"):
         ask(site, "large")
     with pytest.raises(InvalidArgumentError, match=r"'CONCH_MEMORY_MB' of model 'wrong' must be a number"):
         ask(site, "wrong")
@@ -251,12 +291,82 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask(site, "b") is None
 
 
+def test_a_held_model_stays_until_all_holds_are_released(site: Site) -> None:
+    for name in "ab":
+        site.model(name)
+    residency = on_demand(site, models=1, cold_start_timeout_s=0.2).residency
+    assert residency is not None
+    residency.hold("a", "rollout")
+    residency.hold("a", "test")
+    assert ask(site, "a") is None
+    residency.release("a", "test")
+    with pytest.raises(ResourceExhaustedError, match=r"'a' has 1 MB \(rollout\)"):
+        ask(site, "b")
+    residency.release("a", "rollout")
+    assert ask(site, "b") is None
+
+
+def test_a_restart_brings_back_what_was_in_memory(site: Site, tmp_path: Path) -> None:
+    """Up to 80 % of the budget, the most recently used first, without a request; with the sizes measured."""
+    for name in "abcdefg":
+        site.model(name, config=parameter("CONCH_MEMORY_MB", "2"))
+    state = tmp_path / "state"
+    first = on_demand(site, models=5, state_directory=state)
+    for name in "abcdefg":
+        assert ask(site, name) is None
+    assert first.residency is not None
+    wait_until(lambda: in_memory(site) == set("cdefg"))
+    assert first.close(WAIT_S)
+    site.remove("f")
+    restarted = Site(site.repository.parent)
+    try:
+        agent = on_demand(restarted, models=5, state_directory=state)
+        assert agent.ready()
+        assert restarted.loads() == [], "not before the ports are open"
+        agent.restore()
+        wait_until(lambda: in_memory(restarted) == set("gedc"))
+        assert restarted.loads() == ["g:1", "e:1", "d:1", "c:1"]
+        assert ask(restarted, "a") is None
+        assert ask(restarted, "b") is None
+        wait_until(lambda: in_memory(restarted) == set("gedab"))
+    finally:
+        restarted.close()
+
+
+def test_a_deadline_earlier_than_the_usual_load_fails_at_once(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "residency" / "models.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"format": 1, "models": {"slow": [1, 1000000, 300000000000, {}]}, "resident": []}')
+    site.model("slow", {1: "slowly"})
+    on_demand(site, state_directory=tmp_path / "state")
+    with pytest.raises(UnavailableError, match=r"its last load took 300\.0 s") as refused:
+        ask(site, "slow", WAIT_S)
+    assert refused.value.retry_after_ms == 300_000
+    site.backend.gate.set()
+    wait_until(lambda: in_memory(site) == {"slow"})
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 2}', '{"format": 1, "models": {"a": [1, -1, 0, {}]}, "resident": []}']
+)
+def test_state_that_cannot_be_read_is_ignored(
+    site: Site, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state" / "residency" / "models.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    site.model("a")
+    on_demand(site, state_directory=tmp_path / "state").restore()
+    assert ask(site, "a") is None
+    assert "models.json is no state of residency and is ignored" in caplog.text
+
+
 def test_labels_stay_where_a_model_is_evicted(site: Site) -> None:
     site.model("a", {1: "ok", 2: "ok"}, f"{CONFIG} version_policy {{ all {{ }} }}")
     site.model("b")
     on_demand(site, models=1)
     assert ask(site, "a") is None
-    site.registry.set_label("a", "champion", 1)
+    site.registry.set_labels("a", {"champion": 1}, "api")
     assert ask(site, "b") is None
     assert in_memory(site) == {"b"}
     assert resident(lambda: site.registry.resolve("a", "champion")).spec.version == 1
@@ -292,15 +402,74 @@ def test_requests_are_refused_where_they_shall_not_wait(site: Site) -> None:
     assert ask(site, "m") is None
 
 
-def test_idle_models_are_evicted(site: Site) -> None:
+def test_idle_models_are_evicted_unless_they_have_their_own_timeout(site: Site) -> None:
     site.model("m")
+    site.model("for_ever", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0"))
+    site.model("wrong", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "-1"))
     agent = on_demand(site, idle_s=0.5)
+    assert ask(site, "for_ever") is None
     assert ask(site, "m") is None
-    wait_until(lambda: not in_memory(site))
+    with pytest.raises(InvalidArgumentError, match=r"'CONCH_KEEP_ALIVE_SECONDS' of model 'wrong' must be a"):
+        ask(site, "wrong")
+    wait_until(lambda: in_memory(site) == {"for_ever"})
     residency = agent.residency
     assert residency is not None
     wait_until(lambda: residency.counts().evictions == {"idle": 1})
     assert ask(site, "m") is None
+
+
+def test_statistics_survive_an_eviction(site: Site) -> None:
+    for name in "ab":
+        site.model(name)
+    agent = on_demand(site, models=1)
+    residency = agent.residency
+    assert residency is not None
+    for _ in range(3):
+        assert ask(site, "a") is None
+    assert residency.kept_statistics("a") == []
+    before = site.serving("a")[1].statistics.snapshot()
+    assert ask(site, "b") is None
+    (kept,) = residency.kept_statistics("")
+    assert (kept.name, kept.version) == ("a", 1)
+    assert (kept.snapshot.success, kept.snapshot.queue) == (before.success, before.queue)
+    assert ask(site, "a") is None
+    (after,) = (model.statistics.snapshot() for model in site.serving("a").values())
+    assert (after.success.count, after.inference_count, after.execution_count) == (4, 4, 4)
+    assert [each.name for each in residency.kept_statistics("")] == ["b"]
+
+
+class Purse:
+    """A principal that may have a number of models loaded."""
+
+    def __init__(self, loads: int) -> None:
+        self.loads = loads
+
+    def pay_load(self) -> None:
+        if not self.loads:
+            raise ResourceExhaustedError("no loads left")
+        self.loads -= 1
+
+
+def test_the_request_that_begins_a_load_pays_for_it(site: Site) -> None:
+    site.model("slow", {1: "slowly"})
+    site.model("b")
+    on_demand(site)
+    purse = Purse(1)
+
+    def wait_for(name: str) -> Future[None]:
+        with pytest.raises(ColdModelError) as cold:
+            site.send(name)
+        return cold.value.future(payer=purse)
+
+    first, second = wait_for("slow"), wait_for("slow")
+    with pytest.raises(ResourceExhaustedError, match="no loads left"):
+        wait_for("b")
+    site.backend.gate.set()
+    first.result(WAIT_S)
+    second.result(WAIT_S)
+    assert purse.loads == 0
+    assert ask(site, "b") is None
+    assert site.loads() == ["slow:1", "b:1"]
 
 
 def test_a_stop_ends_the_requests_that_wait(site: Site) -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conch.core.errors import InternalError, ResourceExhaustedError
+from conch.core.model_statistics import ModelStatistics
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Scan
 from conch_control.residency.catalogue import Catalogue
 from conch_control.residency.cold_queue import ColdQueue, Waiter
+from conch_control.residency.segments import Room
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,16 +33,18 @@ def test_a_model_of_the_catalogue_takes_less_than_1_kb(tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / f"model-{number:06}-with-a-name-of-usual-length").mkdir()
     repository, catalogue = LocalRepository(tmp_path), Catalogue()
+    counters = ModelStatistics()
     tracemalloc.start(10)
     try:
         catalogue.replace(Scan(repository.models()), 0)
         for name in catalogue.scan.models:
-            catalogue.measured(name, FILES, 1 << 20)
+            catalogue.measured(name, FILES, Room(1 << 20, 1))
             catalogue.loaded(name, S)
+            catalogue.keep_totals(name, ((1, counters.keep()),))
         # Not what threads of other tests allocate meanwhile.
         ours = tracemalloc.Filter(True, "*/conch_control/*", all_frames=True)
-        statistics = tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename")
-        taken = sum(each.size for each in statistics)
+        traced = tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename")
+        taken = sum(each.size for each in traced)
     finally:
         tracemalloc.stop()
     assert len(catalogue) == 2000
@@ -69,8 +73,8 @@ def test_failures_are_remembered_longer_each_time_until_the_files_change() -> No
 
 def test_sizes_belong_to_the_files_that_were_measured() -> None:
     catalogue = Catalogue()
-    catalogue.measured("m", FILES, 7)
-    assert (catalogue.size("m", FILES), catalogue.size("m", OTHER_FILES)) == (7, 0)
+    catalogue.measured("m", FILES, Room(7, 1))
+    assert (catalogue.size("m", FILES), catalogue.size("m", OTHER_FILES)) == (Room(7, 1), None)
 
 
 def test_unknown_names_ask_for_one_listing_in_five_seconds() -> None:

@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from conch_control.residency.residency_plan import Holding
 
 S = 1_000_000_000
-BUDGET = Room(100, 6)
+BUDGET = Room(100, 6, (40,))
 PARTS = {"x": ("a", "b"), "y": ("b", "x")}
 NAMES = ("a", "b", "c", "d", "e", "f", "g", "x", "y")
+
+
+def room(size: int) -> Room:
+    """The room of one model."""
+    return Room(size, 1)
+
+
+def sized(name: str, size: int) -> Room:
+    """The room of a model of the state machine; some of them are on the GPU too."""
+    return Room(size, 1, (size // 2 if name in "abx" else 0,))
 
 
 def closure(name: str) -> frozenset[str]:
@@ -42,7 +52,7 @@ class Residency(RuleBasedStateMachine):
         self.plan = Plan(Limits(BUDGET, least, idle))
         self.now = 0
         self.wanted: dict[str, dict[str, int]] = {}
-        self.loading: dict[str, dict[str, int]] = {}
+        self.loading: dict[str, dict[str, Room]] = {}
         self.leaving: list[Holding] = []
         self.busy: set[str] = set()
         self.grown = False
@@ -50,7 +60,7 @@ class Residency(RuleBasedStateMachine):
     def fits(self, name: str, room: Room) -> bool:
         """Whether a model fits the budget together with what it needs."""
         held = [each for part in closure(name) if (each := self.plan.holding(part)) is not None]
-        return Room(room.bytes + sum(each.bytes for each in held), room.models + len(held)).within(BUDGET)
+        return sum((each.room for each in held), room).within(BUDGET)
 
     def is_busy(self, name: str) -> bool:
         return name in self.busy
@@ -82,9 +92,11 @@ class Residency(RuleBasedStateMachine):
         for name, size in list(self.wanted.items()):
             if self.plan.holding(name) is not None:
                 continue
-            needs = {each: size[each] for each in (name, *closure(name)) if self.plan.holding(each) is None}
-            room = Room(sum(needs.values()), len(needs))
-            fits = self.fits(name, room)
+            needs = {
+                each: room(size[each]) for each in (name, *closure(name)) if self.plan.holding(each) is None
+            }
+            wanted = sum(needs.values(), Room())
+            fits = self.fits(name, wanted)
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             assert (decision.outcome is not Outcome.TOO_LARGE) == fits
             self.unload(list(decision.victims))
@@ -95,9 +107,9 @@ class Residency(RuleBasedStateMachine):
                 self.loading[name] = needs
                 del self.wanted[name]
             elif decision.outcome is Outcome.WAITING:
-                waiting += room
+                waiting += wanted
             if not self.grown:
-                leaving = Room(sum(each.bytes for each in self.leaving), len(self.leaving))
+                leaving = sum((each.room for each in self.leaving), Room())
                 assert (self.plan.total - leaving + waiting).within(BUDGET)
 
     @precondition(lambda self: self.loading)
@@ -105,7 +117,9 @@ class Residency(RuleBasedStateMachine):
     def end(self, choice: int, growth: int, kept: int) -> None:
         name = sorted(self.loading)[choice % len(self.loading)]
         needs = self.loading.pop(name)
-        good = {each: size + growth for place, (each, size) in enumerate(needs.items()) if kept >> place & 1}
+        good = {
+            each: size + Room(growth) for place, (each, size) in enumerate(needs.items()) if kept >> place & 1
+        }
         for each in [*good]:  # what an ensemble needs is there
             if not all(part in good or self.plan.holding(part) is not None for part in closure(each)):
                 del good[each]
@@ -124,8 +138,8 @@ class Residency(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), size=st.integers(1, 60))
     def grow(self, name: str, size: int) -> None:
         holding = self.plan.holding(name)
-        self.grown |= holding is not None and size > holding.bytes
-        self.plan.resized(name, size)
+        self.grown |= holding is not None and not sized(name, size).within(holding.room)
+        self.plan.resized(name, sized(name, size))
 
     @rule(names=st.sets(st.sampled_from(NAMES), max_size=2))
     def run(self, names: set[str]) -> None:
@@ -156,10 +170,12 @@ class Residency(RuleBasedStateMachine):
         self.now += 60 * S
         for _ in range(3):
             self.plan.drop_claims()
-            needs = {each: 5 for each in (name, *closure(name)) if self.plan.holding(each) is None}
+            needs = {
+                each: sized(each, 5) for each in (name, *closure(name)) if self.plan.holding(each) is None
+            }
             if name not in needs:
                 return
-            if not self.fits(name, Room(sum(needs.values()), len(needs))):
+            if not self.fits(name, sum(needs.values(), Room())):
                 return
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             self.unload(list(decision.victims))
@@ -175,7 +191,9 @@ class Residency(RuleBasedStateMachine):
     @invariant()
     def counts_everything(self) -> None:
         held = self.plan.holdings
-        assert self.plan.total == Room(sum(each.bytes for each in held), len(held))
+        assert self.plan.total - sum((each.room for each in held), Room()) == Room(
+            gpus=self.plan.total.gpus and (0,)
+        )
         if not self.grown:
             assert self.plan.total.within(BUDGET)
         elif self.plan.total.within(BUDGET):
@@ -230,11 +248,14 @@ def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> fl
             hits += 1
             plan.used(name, now)
             continue
-        while plan.request(name, {name: size_of(model)}, (), now, lambda _: False).outcome is Outcome.WAITING:
+        while (
+            plan.request(name, {name: room(size_of(model))}, (), now, lambda _: False).outcome
+            is Outcome.WAITING
+        ):
             for each in [each for each in plan.holdings if each.state is HoldingState.UNLOADING]:
                 plan.gone(each)
             plan.drop_claims()
-        plan.ended(name, {name: size_of(model)}, {}, now)
+        plan.ended(name, {name: room(size_of(model))}, {}, now)
     return hits / len(trace)
 
 
@@ -263,13 +284,13 @@ def test_models_that_evict_each_other_are_reported_once() -> None:
     plan = Plan(Limits(Room(10, 1)))
     for turn in range(12):
         name, now = "ab"[turn % 2], turn * S
-        decision = plan.request(name, {name: 10}, (), now, lambda _: False)
+        decision = plan.request(name, {name: room(10)}, (), now, lambda _: False)
         for victim in decision.victims:
             plan.gone(victim)
         plan.drop_claims()
         if decision.outcome is not Outcome.GRANTED:
-            plan.request(name, {name: 10}, (), now, lambda _: False)
-        plan.ended(name, {name: 10}, {}, now)
+            plan.request(name, {name: room(10)}, (), now, lambda _: False)
+        plan.ended(name, {name: room(10)}, {}, now)
         assert len(plan.thrashing) == (turn > 7)
     assert plan.thrashing == [frozenset("ab")]
 
@@ -278,26 +299,26 @@ def test_a_rare_model_does_not_evict_one_in_use() -> None:
     plan = Plan(Limits(Room(10, 1), 10 * S))
     now = 7200 * S
     plan.asked("busy", now)
-    assert plan.request("busy", {"busy": 10}, (), now, lambda _: False).outcome is Outcome.GRANTED
-    plan.ended("busy", {"busy": 10}, {}, now)
+    assert plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is Outcome.GRANTED
+    plan.ended("busy", {"busy": room(10)}, {}, now)
     now += 60 * S
     plan.used("busy", now)
     plan.asked("rare", now)
-    assert plan.request("rare", {"rare": 1}, (), now, lambda _: False).outcome is Outcome.BLOCKED
+    assert plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is Outcome.BLOCKED
     plan.asked("rare", now + S)  # the second request within an hour
-    assert plan.request("rare", {"rare": 1}, (), now + S, lambda _: False).outcome is Outcome.WAITING
+    assert plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome is Outcome.WAITING
 
 
 def test_parts_of_an_ensemble_stay_for_its_load() -> None:
     plan = Plan(Limits(Room(10, 3)))
     for name in "acd":
-        plan.request(name, {name: 1}, (), 0, lambda _: False)
-        plan.ended(name, {name: 1}, {}, 0)
-    needs = {"x": 1, "b": 1}
+        plan.request(name, {name: room(1)}, (), 0, lambda _: False)
+        plan.ended(name, {name: room(1)}, {}, 0)
+    needs = {"x": room(1), "b": room(1)}
     decision = plan.request("x", needs, closure("x"), S, lambda _: False)
     assert [each.name for each in decision.victims] == ["c", "d"], "not a, which is older"
     for each in decision.victims:
         plan.gone(each)
     plan.drop_claims()
     assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is Outcome.GRANTED
-    assert plan.request("c", {"c": 1}, (), 2 * S, lambda _: False).outcome is Outcome.BLOCKED
+    assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is Outcome.BLOCKED

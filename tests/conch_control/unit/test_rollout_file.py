@@ -57,7 +57,7 @@ mismatch = 0.001
 [rollout.shadow]
 inflight = 8
 copy_regions = true
-compare = { atol = 1e-4, rtol = 1e-5, ignore = ["timestamp"], top1 = ["probabilities"] }
+compare = { atol = 1e-4, rtol = 1e-5, ignore = ["timestamp"], top1 = ["probabilities"], topk = {scores = 5} }
 """
 READ = Declaration(
     {"stable": 7, "champion": 7},
@@ -71,7 +71,7 @@ READ = Declaration(
         on_inconclusive=OnInconclusive.ABORT,
         override=False,
         guard=Guard(300, 3, 0.01, 0.05, 50.0, 0.001),
-        shadow=Shadow(8, True, Compare(1e-4, 1e-5, ("timestamp",), ("probabilities",))),
+        shadow=Shadow(8, True, Compare(1e-4, 1e-5, ("timestamp",), ("probabilities",), (("scores", 5),))),
     ),
 )
 
@@ -193,6 +193,14 @@ def test_each_wrong_field_is_named(content: dict[str, Any], data: st.DataObject)
         ),
         ("[rollout.guard]\nslower = 0.005", "rollout.guard.slower: must be a share from 0.01 to below 1"),
         ("[rollout.guard]\nerrors = nan", "rollout.guard.errors: must be a share from 0 to below 1"),
+        (
+            '[rollout.shadow.compare]\nignore = ["a"]\ntopk = { a = 3 }',
+            "rollout.shadow.compare.topk: output 'a' is in ignore too; remove it from one of them",
+        ),
+        (
+            "[rollout.shadow.compare.topk]\na = 0",
+            "rollout.shadow.compare.topk.a: must be a number from 1, not 0",
+        ),
         ("[rollout.guard]\nmismatch = 0.1", "rollout.guard.mismatch: compares shadow pairs; add a step"),
         ("[rollout.guard]\nrequests = 9", "rollout.guard.requests: has no effect without a limit"),
         ("[rollout.shadow]\ninflight = 4", 'rollout.shadow: needs a step such as "shadow 100% 10m"'),

@@ -27,7 +27,7 @@ def added(options: PartOptions) -> LlmOptions | None:
 
 def test_the_routes_are_behind_rest_by_default() -> None:
     options = built()
-    assert options.http is not None and isinstance(options.http.further, OpenAiRoutes)
+    assert options.http is not None and isinstance(options.http.further[0], OpenAiRoutes)
     assert options.http.platform is None
     llm = added(options)
     assert llm is not None and llm.port is None and llm.ports == ()
@@ -42,7 +42,7 @@ def test_a_port_of_its_own_has_the_address_and_rules_of_rest() -> None:
     )
     llm = added(options)
     assert llm is not None and llm.port is not None
-    assert (llm.port.address, llm.port.port, llm.port.further) == ("127.0.0.1", 9000, None)
+    assert (llm.port.address, llm.port.port, llm.port.further) == ("127.0.0.1", 9000, ())
     assert llm.port.restrictions == {"inference": ("a", "1"), "health": ("b", "2")}
     assert isinstance(llm.port.platform, OpenAiRoutes)
     assert 9000 in options.ports
@@ -55,7 +55,8 @@ def test_the_sentence_on_what_is_open_has_the_port() -> None:
 
 def test_off_is_off() -> None:
     options = built("--allow-openai=false")
-    assert options.http is not None and options.http.further is None
+    assert options.http is not None
+    assert not any(isinstance(each, OpenAiRoutes) for each in options.http.further)
     assert added(options) is None
     assert added(built("--allow-http=false")) is None
 

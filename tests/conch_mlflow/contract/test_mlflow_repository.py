@@ -13,7 +13,7 @@ from tests.support.mlflow_registry import RegistryPlace, mlmodel, onnx_files, tr
 from tests.support.repositories import Told, stage, tree_of
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch_control.repository.source import Labelled, ModelSource
+from conch_control.repository.source import Declared, Labelled, ModelSource
 from conch_mlflow.mlflow_repository import MlflowRepository
 
 SEARCH = "registered-models/search"
@@ -41,16 +41,45 @@ def test_aliases_say_which_versions_are_served(place: RegistryPlace) -> None:
     registry.models["aliased"].aliases = {"champion": 2, "challenger": 3}
     registry.models["plain"].versions[2].tags["conch.serve"] = "true"
     registry.register("staged", onnx_files(), stage="Production")
+    registry.register("staged", onnx_files())
     registry.register("empty", onnx_files(), status="FAILED_REGISTRATION")
     with place.opened() as repository:
         repository.check()
-        assert served(repository) == {"aliased": [2, 3], "plain": [2], "staged": [1]}
+        assert served(repository) == {"aliased": [2, 3], "plain": [2], "staged": [1, 2]}
         models = repository.models()
-        assert labels_of(models["aliased"]) == {"champion": 2, "challenger": 3}
+        assert labels_of(models["aliased"]) == {"champion": 2, "stable": 2, "challenger": 3}
         assert labels_of(models["staged"]) == {"production": 1}
     with place.opened("?alias=champion,other") as repository:
         assert served(repository) == {"aliased": [2], "plain": [2]}
-        assert labels_of(repository.models()["aliased"]) == {"champion": 2}
+        assert labels_of(repository.models()["aliased"]) == {"champion": 2, "stable": 2}
+
+
+def test_which_version_is_stable_and_what_a_tag_declares(
+    place: RegistryPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = place.registry
+    for _ in range(3):
+        registry.register("m", onnx_files())
+    model = registry.models["m"]
+    model.aliases = {"champion": 1, "best": 2, "2nd": 2}
+    with place.opened() as repository:
+        source = repository.models()["m"]
+        assert isinstance(source, Declared) and source.rollout_declaration() is None
+        assert labels_of(source) == {"champion": 1, "best": 2, "stable": 1}
+        assert caplog.text.count("alias '2nd' of registered model 'm' can't be a label") == 1
+        model.aliases["stable"] = 2
+        model.tags["conch.rollout"] = '[rollout]\ncandidate = "newest"'
+        source = repository.models()["m"]
+        assert labels_of(source)["stable"] == 2
+        assert isinstance(source, Declared) and source.rollout_declaration() == model.tags["conch.rollout"]
+        # A version that is not ready moves no label.
+        registry.register("m", onnx_files(), "best", status="PENDING_REGISTRATION")
+        assert labels_of(repository.models()["m"])["best"] == 2
+    model.aliases |= {"best": 3}
+    with place.opened("?stable=best") as repository:
+        assert labels_of(repository.models()["m"])["stable"] == 3
+    with place.opened("?stable=other") as repository:
+        assert "stable" not in labels_of(repository.models()["m"])
 
 
 def test_a_moved_alias_changes_the_versions_although_no_timestamp_does(place: RegistryPlace) -> None:

@@ -23,6 +23,7 @@ ID = "m-0123456789abcdef0123456789abcdef"
             "mlflow://h?alias=a,b&alias=a",
             MlflowLocation("mlflow://h?alias=a,b&alias=a", True, "h", aliases=("a", "b")),
         ),
+        ("mlflow://h?stable=a", MlflowLocation("mlflow://h?stable=a", True, "h", stable="a")),
     ],
 )
 def test_locations(text: str, location: MlflowLocation) -> None:
@@ -38,7 +39,10 @@ def test_locations(text: str, location: MlflowLocation) -> None:
         ("mlflow://h:0", "0 is not a port"),
         ("mlflow://h:99999", "99999 is not a port"),
         ("mlflow://me:secret@h", "credentials come from MLFLOW_TRACKING_TOKEN"),
-        ("mlflow://h?stage=x", "'stage' is not known, only 'alias' is"),
+        ("mlflow://h?stage=x", "'stage' is not known, only 'alias' and 'stable' are"),
+        ("mlflow://h?stable=", "'' is no alias"),
+        ("mlflow://h?stable=&stable=b", "'stable' is given twice"),
+        ("mlflow://h?stable=a&alias=b", "'stable' names 'a', which 'alias' does not"),
         ("mlflow://h?alias=", "'' is no alias"),
         ("mlflow://h?alias=a b", "'a b' is no alias"),
         ("mlflow://h/a b", "no URL of an MLflow server"),

@@ -40,6 +40,12 @@ static void read_events(const uint64_t* at, uint64_t words) {
         }
         conch_free_result((conch_result*)(uintptr_t)at[RESPONSE_RESULT]);
         break;
+      case CONCH_SMALL_RESPONSE:
+        if (at[3] && atomic_fetch_add(&finals[number], 1)) fail("a second final response", number);
+        if (!at[3] && atomic_load(&finals[number])) fail("a response behind the final one", number);
+        if (at[4] != 7 || at[5] != 1 || at[6] != 0 || at[8] != 2 || at[11] != 8 || at[0] != 13)
+          fail("an odd small response", number);
+        break;
       case CONCH_STATE:
         conch_free_result((conch_result*)(uintptr_t)at[STATE_RESULT]);
         break;
@@ -104,7 +110,14 @@ static void* run(void* given) {
       if (written || strcmp(conch_error_text(), "the batch fails") != 0) fail("an odd error of Execute", first);
       continue;
     }
-    read_events(out, written);
+    if (written <= 512) {
+      read_events(out, written);
+      continue;
+    }
+    uint64_t* more = conch_alloc(written * sizeof *more);
+    if (conch_left(host, index, more, written) != written) fail("other events than those that did not fit", first);
+    read_events(more, written);
+    free(more);
   }
   return NULL;
 }

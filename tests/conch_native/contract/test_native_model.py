@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +17,33 @@ import pytest
 from tests.support.core import make_spec
 from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.servers import eventually
+from tests.support.workers import request_of
 
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
-from conch.core.spec import TensorSpec
+from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
+from conch.core.tensor import Tensor
 from conch.workers.host import native_model
+from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest
+from conch.workers.host.native_library import Buffer, ExecuteBuffers, HostLibrary
 from conch.workers.host.native_model import NativeModel
+from conch.workers.host.native_words import (
+    Released,
+    Response,
+    address_of,
+    pack_layout,
+    pack_words,
+    read_events,
+)
+from conch.workers.host.response_writer import JoinedResponses, ResponseWriter
+from conch.workers.protocol.channel import Kind, PacketChannel
+from conch.workers.protocol.codec import decode_responses, encode_requests
 from conch.workers.protocol.spec_json import Library
-from conch.workers.protocol.tensors import ReceivedTensor
+from conch.workers.protocol.tensors import MessageStream, ReceivedTensor
 
 __all__ = ["native_backends"]
 
@@ -55,7 +72,7 @@ class Answered:
         self.responses: list[InferenceResponse] = []
         self.ended = threading.Event()
         self.request = HostedRequest("m", "1", {"IN": tensor}, self._respond, 0)
-        self.request.number = number
+        self.request.number, self.request.area = number, None
         self.request.granted, self.request.spent = granted, 0
         self.request.gone, self.request.waiting = False, None
 
@@ -77,20 +94,32 @@ class Answered:
 
     @property
     def values(self) -> list[int]:
-        return [int(response.outputs[0].numpy()[0]) for response in self.responses]
+        return [int(response.outputs[0].numpy().flat[0]) for response in self.responses]
 
 
 @contextmanager
 def opened(
-    backends: NativeBackends, name: str, *outputs: TensorSpec, decoupled: bool = False
+    backends: NativeBackends,
+    name: str,
+    *outputs: TensorSpec,
+    decoupled: bool = False,
+    sequence: SequenceBatching | None = None,
 ) -> Iterator[NativeModel]:
-    spec = replace(make_spec(decoupled=decoupled), outputs=outputs, config={"input": [{"name": "IN"}]})
+    spec = replace(
+        make_spec(decoupled=decoupled, sequence=sequence), outputs=outputs, config={"input": [{"name": "IN"}]}
+    )
     library = Library(name, backends.build(name), {}, backends.host)
     calls: Any = None  # these backends make none
     model = NativeModel(spec, library, calls, CustomFamilies(), lambda text: None)
     model.open([Placement("m_0", "CPU")])
     yield model
     model.close()
+
+
+def responses_of(model: NativeModel, *answered: Answered) -> list[InferenceResponse]:
+    outcome = model.instances[0].execute(Batch([each.request for each in answered], len(answered), 0))
+    assert isinstance(outcome, list)
+    return outcome
 
 
 @pytest.fixture
@@ -115,6 +144,31 @@ def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
     assert slow.values == list(range(count))
 
 
+def test_responses_of_a_request_that_runs_again_stay_in_order(native_backends: NativeBackends) -> None:
+    state = StateSpec("LEFT_IN", "LEFT_OUT", "INT64", (1,), (1,))
+    sequence = SequenceBatching(states=(state,), iterative=True)
+    out = TensorSpec("OUT", "INT64", (1,))
+    with opened(native_backends, "steps", out, decoupled=True, sequence=sequence) as model:
+        answered = Answered(1, np.array([[5]]), "INT64", 1)
+        request = answered.request
+        request.sequence_start = True
+        runs = 1
+        while (outcome := model.instances[0].execute(Batch([request], 1, 0))) is not None:
+            states = outcome[0]
+            assert isinstance(states, InferenceResponse)
+            (left,) = states.outputs
+            assert (left.name, request.rescheduled) == ("LEFT_OUT", True)
+            request.inputs["LEFT_IN"] = Tensor("LEFT_IN", "INT64", (1, 1), bytes(left.data))
+            request.rescheduled = request.sequence_start = False
+            runs += 1
+        assert runs == 6
+        while not answered.ended.is_set():
+            sent = len(answered.responses)
+            answered.grant(1)
+            eventually(partial(answered.has_more, sent), "the next one is sent")
+        assert answered.values == [5, 4, 3, 2, 1, 0]
+
+
 def test_a_client_that_never_reads_ends_with_an_error(
     stream: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,14 +187,69 @@ def test_memory_of_outputs_is_freed_with_their_last_view(native_backends: Native
         sizes = []
         for number in range(1, 301):
             answered = Answered(number, array, "UINT8", 1)
-            responses = model.instances[0].execute(Batch([answered.request], 1, 0))
-            assert responses is not None
-            (response,) = responses
-            assert response is not None
+            (response,) = responses_of(model, answered)
             assert response.outputs[0].data[-1] == 7
             if number in (100, 300):
                 sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
         assert sizes[1] - sizes[0] < 50 << 20
+
+
+@pytest.mark.parametrize(
+    ("joined", "arrays"),
+    [
+        (True, [np.arange(16, dtype=np.float32)[None]] * 3),
+        (True, [np.full((1, 3), number, np.uint8) for number in range(5)]),
+        (True, [np.zeros((1, 0), np.float32)] * 2),
+        (True, [np.ones((1, 128))] * 2),
+        (False, [np.ones((1, 129))] * 2),  # not small
+        (False, [np.ones((1, size), np.int64) for size in (2, 3)]),
+        (False, [np.array([[b"a", b"bc"]], np.object_)] * 2),
+        (False, [np.ones((1, 1024), np.uint8)] * 40),  # too large for one message
+    ],
+)
+def test_joined_responses_are_those_that_are_handled_one_by_one(
+    joined: bool, arrays: list[Any], native_backends: NativeBackends
+) -> None:
+    output = TensorSpec("OUT", Tensor.from_array("", arrays[0]).datatype, (-1,))
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with opened(native_backends, "copy", output) as model:
+        server, worker = (
+            MessageStream(PacketChannel(end), side) for end, side in zip(ends, (False, True), strict=True)
+        )
+        writer = ResponseWriter(model.spec, worker, HostReader(lambda: None, worker.channel.ready), True)
+
+        def outcome(number: int, requested: tuple[str, ...] | None) -> tuple[bool, list[Any]]:
+            """Whether a batch's responses are joined, and their outputs as the server reads them."""
+            requests = [request_of(IN=array)[0] for array in arrays]
+            requests[0].requested = requested
+            fields, texts = encode_requests(requests, len(requests), 0)
+            payload = server.pack([request.inputs.values() for request in requests])
+            server.send(Kind.EXECUTE, number, fields, payload, texts)
+            batch = writer.requests.batch(number, worker.receive())
+            outcome = model.instances[0].execute(batch)
+            writer.send_done(number, *writer.encode(number, batch, outcome))
+            responses = decode_responses(server.receive(), len(requests)).responses
+            outputs = [each.outputs for each in responses if each is not None and each.error is None]
+            return isinstance(outcome, JoinedResponses), [
+                (tensor.name, tensor.numpy().tolist()) for (tensor,) in outputs
+            ]
+
+        expected = [("OUT", array.tolist()) for array in arrays]
+        assert outcome(1, None) == (joined, expected)
+        # A request that names its outputs, unlike the others, keeps the responses apart.
+        assert outcome(2, ("OUT",)) == (False, expected)
+        for side in (server, worker):
+            side.channel.close()
+            side.close()
+
+
+def test_layouts_that_are_dropped_stay_until_their_batch_has_run(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "copy", TensorSpec("OUT", "UINT8", (-1,))) as model:
+        for first in range(1, 1500, 7):  # all shapes differ, and their table is emptied within batches
+            arrays = [np.full((1, first + index), index, np.uint8) for index in range(7)]
+            answered = [Answered(first + index, array, "UINT8", 1) for index, array in enumerate(arrays)]
+            outputs = [response.outputs[0].numpy() for response in responses_of(model, *answered)]
+            assert [each.tolist() for each in outputs] == [each.tolist() for each in arrays]
 
 
 def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBackends) -> None:
@@ -151,10 +260,8 @@ def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBacken
             with pytest.raises(InvalidArgumentError, match="the input has an E"):
                 instance.execute(Batch([failing.request], 1, 0))
             fine = Answered(number + 1, np.frombuffer(b"fine", np.uint8)[None], "UINT8", 1)
-            responses = instance.execute(Batch([fine.request], 1, 0))
-            assert responses is not None
-            assert responses[0] is not None
-            assert responses[0].outputs[0].numpy().tobytes() == b"fine"
+            (response,) = responses_of(model, fine)
+            assert response.outputs[0].numpy().tobytes() == b"fine"
 
 
 def test_a_cancelled_request_ends_early(stream: NativeModel) -> None:
@@ -177,3 +284,45 @@ def test_an_activity_is_a_span_before_the_response(native_backends: NativeBacken
             assert model.instances[0].execute(Batch([answered.request], 1, 0))
             ((name, _, parent, start, end, *_),) = watch.spans
             assert (name, parent, start, end) == ("probed", 0xB7AD6B7169203331, 17, 17)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_response_may_be_larger_than_the_buffers(native_backends: NativeBackends, decoupled: bool) -> None:
+    with opened(native_backends, "heavy", TensorSpec("OUT", "UINT8", (-1,)), decoupled=decoupled) as model:
+        nbytes = 20 << 20
+        answered = Answered(1, np.array([nbytes, 0]), "INT64", 1)
+        if decoupled:
+            model.instances[0].execute(Batch([answered.request], 1, 0))
+            assert answered.ended.wait(60)
+        (response,) = answered.responses if decoupled else responses_of(model, answered)
+        assert response.parameters == {"text": "x" * nbytes}
+
+
+def test_a_backend_waits_while_much_is_undelivered(native_backends: NativeBackends) -> None:
+    # Without `NativeModel`, which would deliver.
+    host, library = HostLibrary(native_backends.host), native_backends.build("heavy")
+    sent = ctypes.c_long.in_dll(ctypes.CDLL(str(library)), "heavy_sent")
+    most, count = 65, 400
+    host.open(library, "heavy", "{}")
+    host.open_model("m", 1, Path("/"), "{}", False, True, False, lambda config: None)
+    host.set_outputs(["OUT"], 0)
+    host.open_instance(0, "m_0", 1, 0, False, "{}", [])
+    one = Buffer(64)
+    assert host.wait(one, 0) == 0
+    inputs = np.array([1 << 20, count])
+    layout = host.new_layout(pack_layout((("IN", "INT64", (2,)),), ("OUT",)))
+    words = pack_words((1, layout, 0, 0, 0, 0, 0, 0, address_of(inputs), inputs.nbytes))
+    host.execute(0, 1, words, ExecuteBuffers())
+    eventually(lambda: sent.value >= most - 5, "the queue is full")
+    taken, released, ended = 0, False, False
+    while not (released and ended):
+        assert sent.value - taken <= most
+        for event in read_events(one.data, host.wait(one, 60_000)):
+            released |= isinstance(event, Released)
+            if isinstance(event, Response):
+                ended = event.final
+                taken += event.result != 0
+                if event.result:
+                    host.free_result(event.result)
+    assert (taken, sent.value) == (count, count)
+    host.close()

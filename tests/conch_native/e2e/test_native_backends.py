@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.core import make_spec
+from tests.support.cuda import FakeCuda
+from tests.support.cuda_fixtures import cuda, driver
 from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.servers import ServerProcess, client_of, eventually
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from conch.backends import load_backend
 from conch.core.errors import UnavailableError
+from conch.core.tensor import Array
 from conch.workers.backend_directory import backends_within
 
-__all__ = ["native_backends"]
+__all__ = ["cuda", "driver", "native_backends"]
 
 pytestmark = pytest.mark.process
 
@@ -55,6 +58,17 @@ LEFT = """
       state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
     }
 """
+STEPS = """
+    backend: "steps"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
+    model_transaction_policy { decoupled: true }
+    sequence_batching {
+      iterative_sequence: true
+      state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
+    }
+"""
 AGAIN = """
     backend: "again"
     max_batch_size: 8
@@ -67,12 +81,18 @@ CALLER = """
     input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
 """
+ASKER = CALLER.replace("caller", "asker")
 CRASH = """
     backend: "crash"
     input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }}
     output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
     parameters {{ key: "where" value {{ string_value: "{where}" }} }}
     parameters {{ key: "how" value {{ string_value: "{how}" }} }}
+"""
+HEAVY = """
+    backend: "heavy"
+    input { name: "IN" data_type: TYPE_INT64 dims: 2 }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: -1 }
 """
 STREAM = """
     backend: "stream"
@@ -104,6 +124,37 @@ def echo(client: triton.InferenceServerClient, model: str, value: int) -> int:
     tensor.set_data_from_numpy(np.array([value], np.int32))
     result: Any = client.infer(model, [tensor])
     return int(result.as_numpy("OUT")[0])
+
+
+def streamed(
+    client: triton.InferenceServerClient, model: str, values: Array, sequence_id: int = 0
+) -> list[list[int]]:
+    """The responses to each request of a decoupled model; the requests are one sequence if it has an id."""
+    results: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: results.put(error or result))
+    for number, value in enumerate(values):
+        tensor = triton.InferInput("IN", value.shape, np_to_triton_dtype(value.dtype))
+        tensor.set_data_from_numpy(value)
+        client.async_stream_infer(
+            model,
+            [tensor],
+            request_id=str(number),
+            enable_empty_final_response=True,
+            sequence_id=sequence_id,
+            sequence_start=bool(sequence_id) and number == 0,
+            sequence_end=bool(sequence_id) and number == len(values) - 1,
+        )
+    found: list[list[int]] = [[] for _ in values]
+    left = len(values)
+    while left:
+        result = results.get(timeout=120)
+        assert not isinstance(result, InferenceServerException), result
+        response = result.get_response()
+        left -= response.parameters["triton_final_response"].bool_param
+        if response.outputs:
+            found[int(response.id)] += result.as_numpy("OUT").reshape(-1).tolist()
+    client.stop_stream()
+    return found
 
 
 def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
@@ -184,11 +235,31 @@ def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
     with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE + TWO)) as server:
         (crashed,) = probed(server, b"C")
         assert crashed.status() == "StatusCode.UNAVAILABLE"
+        assert crashed.message().startswith(
+            "Failed to process the request(s) for model 'probe', message: The worker of backend 'probe' has "
+            "ended. Its process was killed by signal 11 (SIGSEGV)."
+        )
         (again,) = probed(server, b"again")
         assert again.as_numpy("OUT").tobytes() == b"again"
         assert f"backend: 'probe', {library}" in server.errors
         assert "with the ids 'request-0'" in server.errors
         assert "TRITONBACKEND_ModelInstanceExecute" in server.errors  # the C stack
+
+
+@pytest.mark.slow
+def test_a_backend_in_cpp_serves_and_throws(tmp_path: Path, native_backends: NativeBackends) -> None:
+    config = ONE_BY_ONE.replace('backend: "probe"', 'backend: "upper"')
+    with native_backends.serving(write(tmp_path, "probe", config), "upper") as server:
+        word, again = probed(server, b"conch server")[0], probed(server, b"conch server")[0]
+        assert word.as_numpy("OUT").tobytes() == b"CONCH SERVER"
+        assert again.get_response().parameters["count"].int64_param == 2
+        (caught,) = probed(server, b"stop!")
+        assert caught.message() == "'!' has no upper case"
+        (thrown,) = probed(server, b"throw")
+        assert thrown.status() == "StatusCode.UNAVAILABLE"
+        assert "SIGABRT" in thrown.message()
+        eventually(lambda: "what():  thrown out of Execute" in server.errors, "the exception is logged")
+        assert probed(server, b"after")[0].as_numpy("OUT").tobytes() == b"AFTER"
 
 
 CRASHES = {
@@ -214,7 +285,7 @@ def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBacke
         for where, when in CRASHES.items():
             if when == "loading":
                 with pytest.raises(
-                    InferenceServerException, match=r"Stub process .* is not healthy"
+                    InferenceServerException, match="The worker of backend 'crash' has ended"
                 ) as raised:
                     client.load_model(where)
                 assert (
@@ -237,24 +308,8 @@ def test_a_decoupled_backend_responds_after_its_execution(
     with native_backends.serving(write(tmp_path, "stream", STREAM), "stream") as server:
         counts = [0, 1, 5, 500, 3000]
         with client_of(server) as client:
-            results: queue.Queue[Any] = queue.Queue()
-            client.start_stream(lambda result, error: results.put(error or result))
-            for number, count in enumerate(counts):
-                tensor = triton.InferInput("IN", [1], "INT32")
-                tensor.set_data_from_numpy(np.array([count], np.int32))
-                client.async_stream_infer(
-                    "stream", [tensor], request_id=str(number), enable_empty_final_response=True
-                )
-            values: dict[str, list[int]] = {str(number): [] for number in range(len(counts))}
-            left = len(counts)
-            while left:
-                result = results.get(timeout=120)
-                assert not isinstance(result, InferenceServerException), result
-                response = result.get_response()
-                left -= response.parameters["triton_final_response"].bool_param
-                if response.outputs:
-                    values[response.id] += result.as_numpy("OUT").tolist()
-        assert list(values.values()) == [list(range(count)) for count in counts]
+            values = np.array(counts, np.int32).reshape(-1, 1)
+            assert streamed(client, "stream", values) == [list(range(count)) for count in counts]
 
 
 @pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
@@ -300,6 +355,33 @@ def test_requests_that_are_executed_again_keep_their_states(
         assert [number_of(client, "left", value) for value in (0, 1, 20)] == [0, 1, 20]
 
 
+@pytest.mark.slow
+def test_a_decoupled_backend_responds_in_each_execution(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    counts = [0, 1, 50, 7, 200]
+    with (
+        native_backends.serving(write(tmp_path, "steps", STEPS), "steps") as server,
+        client_of(server) as client,
+    ):
+        assert streamed(client, "steps", np.array(counts).reshape(-1, 1, 1)) == [
+            list(range(count, -1, -1)) for count in counts
+        ]
+
+
+@pytest.mark.slow
+def test_a_decoupled_sequence_keeps_its_states(tmp_path: Path, native_backends: NativeBackends) -> None:
+    config = SUMS.format(strategy="oldest { }") + "model_transaction_policy { decoupled: true }"
+    values = [3, 1, 2, 4]
+    with (
+        native_backends.serving(write(tmp_path, "sums", config), "sums") as server,
+        client_of(server) as client,
+    ):
+        assert streamed(client, "sums", np.array(values).reshape(-1, 1, 1), sequence_id=7) == [
+            [total] for total in itertools.accumulate(values)
+        ]
+
+
 def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends) -> None:
     write(tmp_path, "inner", ONE_BY_ONE)
     write(tmp_path, "probe", CALLER)
@@ -315,6 +397,93 @@ def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends
         assert metadata["inputs"] == [{"name": "IN", "datatype": "UINT8", "shape": [1, -1]}]
         (error,) = probed(server, b"R")
         assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+
+
+@pytest.mark.slow
+def test_a_backend_asks_for_facts_of_the_server(tmp_path: Path, native_backends: NativeBackends) -> None:
+    write(tmp_path, "inner", ONE_BY_ONE)
+    write(tmp_path, "probe", ASKER)
+    (tmp_path / "absent/1").mkdir(parents=True)
+    (tmp_path / "absent/config.pbtxt").write_text('backend: "absent"')
+    flags = ("--exit-on-error=false", "--strict-readiness=false", "--host-policy=cpu,color=red")
+    with native_backends.serving(tmp_path, "probe", "asker", flags=flags) as server:
+
+        def asked(question: str) -> str:
+            (result,) = probed(server, question.encode())
+            return str(result.as_numpy("OUT").tobytes().decode())
+
+        def served(path: str, body: bytes | None = None) -> Any:
+            return json.load(urllib.request.urlopen(f"http://{server.http_address}/v2{path}", body))
+
+        inner = urllib.request.Request(
+            f"http://{server.http_address}/v2/models/inner/infer",
+            json.dumps(
+                {"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1, 2], "data": [1, 2]}]}
+            ).encode(),
+        )
+        assert urllib.request.urlopen(inner).status == 200
+        assert (asked("live"), asked("ready"), asked("batches")) == ("1", "1", "1")
+        assert json.loads(asked("server")) == served("")
+        assert json.loads(asked("model")) == served("/models/inner")
+        assert json.loads(asked("config")) == served("/models/inner/config")
+        statistics = json.loads(asked("statistics"))
+        assert statistics == served("/models/inner/stats")
+        assert statistics["model_stats"][0]["inference_count"] == 1
+        everything = json.loads(asked("all statistics"))["model_stats"]
+        assert [each["name"] for each in everything] == ["inner", "probe"]
+        assert json.loads(asked("index")) == served("/repository/index", b"{}")
+        assert json.loads(asked("ready index")) == served("/repository/index", b'{"ready": true}')
+        assert 'nv_inference_count{model="inner",version="1"} 1' in asked("metrics")
+        assert json.loads(asked("policy")) == {"cpu": {"color": "red"}}
+        (error,) = probed(server, b"unknown")
+        assert error.message() == "requested model 'unknown' is not available"
+
+
+@pytest.mark.slow
+def test_a_backend_loads_a_model_from_files(tmp_path: Path, native_backends: NativeBackends) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=probe")
+    with (
+        native_backends.serving(write(tmp_path, "probe", ASKER), "asker", flags=flags) as server,
+        client_of(server) as client,
+    ):
+        assert probed(server, b"load")[0].as_numpy("OUT").tobytes() == b"1"
+        config: Any = client.get_model_config("made", as_json=True)["config"]
+        assert config["max_batch_size"] == 8
+        assert probed(server, b"unload")[0].as_numpy("OUT").tobytes() == b"0"
+        eventually(partial(gone, client, "made"), "it is unloaded")
+
+
+@pytest.mark.parametrize("with_driver", [False, True])
+def test_memory_of_gpus(
+    tmp_path: Path,
+    native_backends: NativeBackends,
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    with_driver: bool,
+) -> None:
+    if with_driver:
+        for name, value in cuda.environment.items():
+            monkeypatch.setenv(name, value)
+    config = (
+        f'{ASKER} parameters {{ key: "CONCH_PASS_ENVIRONMENT" value {{ string_value: "FAKE_CUDA_DIR" }} }}'
+    )
+    with native_backends.serving(write(tmp_path / "models", "probe", config), "asker") as server:
+
+        def asked(device: int) -> tuple[str, str]:
+            (result,) = probed(server, b"memory %d" % device)
+            if isinstance(result, InferenceServerException):
+                return str(result.status()), result.message()
+            return "", result.as_numpy("OUT").tobytes().decode()
+
+        if not with_driver:
+            assert asked(0) == ("StatusCode.UNIMPLEMENTED", "Pinned memory allocation not supported")
+            return
+        assert asked(1) == ("", "0")
+        for device in (2, -1, 64):
+            refused = "GPU memory allocation failed: invalid device ordinal"
+            assert asked(device) == ("StatusCode.UNAVAILABLE", refused)
+        with cuda.failing("cuMemHostAlloc", 2):
+            assert asked(1) == ("StatusCode.UNAVAILABLE", "Pinned memory allocation failed: out of memory")
 
 
 def test_without_the_package_the_load_says_what_to_install(
@@ -333,3 +502,16 @@ def test_without_the_package_the_load_says_what_to_install(
         "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip install "
         "conch[native]"
     )
+
+
+@pytest.mark.slow
+def test_a_large_parameter_reaches_the_client(tmp_path: Path, native_backends: NativeBackends) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "heavy", HEAVY), "heavy") as server,
+        client_of(server) as client,
+    ):
+        nbytes = 10 << 20
+        tensor = triton.InferInput("IN", [2], "INT64")
+        tensor.set_data_from_numpy(np.array([nbytes, 0]))
+        result: Any = client.infer("heavy", [tensor])
+        assert len(result.get_response().parameters["text"].string_param) == nbytes

@@ -19,13 +19,18 @@ from conch.workers.host.native_words import (
     Output,
     Released,
     Response,
+    SmallOutput,
+    SmallResponse,
+    SmallResponses,
     code_of,
     error_of,
     pack_layout,
     pack_parameters,
     pack_text,
     pack_words,
+    read_description,
     read_events,
+    read_small_responses,
 )
 
 WORDS = st.integers(0, NOTHING - 1)
@@ -45,6 +50,16 @@ OUTPUTS = st.lists(
     ),
     max_size=3,
 )
+SMALL = st.lists(
+    st.builds(
+        SmallOutput,
+        st.integers(0, 3),
+        st.sampled_from(["FP32", "BYTES"]),
+        st.lists(st.integers(0, 3), max_size=2).map(tuple),
+        st.binary(max_size=20),
+    ),
+    max_size=2,
+)
 ERRORS = st.sampled_from(
     [
         "UNKNOWN",
@@ -61,6 +76,7 @@ EVENTS = st.one_of(
     st.builds(
         Response, WORDS, st.booleans(), WORDS, st.none(), PARAMETERS.map(lambda found: found or None), OUTPUTS
     ),
+    st.builds(SmallResponse, WORDS, st.booleans(), SMALL),
     st.builds(Released, WORDS, st.booleans()),
     st.builds(LogText, st.integers(0, 3), WORDS, st.text(max_size=20), st.text(max_size=50)),
     st.builds(Note, st.text(max_size=50)),
@@ -78,12 +94,21 @@ def _output(output: Output) -> bytes:
     return words + pack_text(place) if named and isinstance(place, str) else words
 
 
+def _described(output: SmallOutput) -> bytes:
+    kind, rank = DATATYPES.index(output.datatype), len(output.shape)
+    return pack_words((output.place, kind, rank, *output.shape, len(output.data)))
+
+
 def _written(event: Event) -> bytes:
     """An event as the host writes it."""
     match event:
         case Response(number, final, result, _, parameters, outputs):
             body = pack_words((1, number, final, NOTHING, result)) + pack_parameters(parameters or {})
             body += pack_words((len(outputs),)) + b"".join(map(_output, outputs))
+        case SmallResponse(number, final, small):
+            described = pack_words((len(small),)) + b"".join(map(_described, small))
+            body = pack_words((12, number, final, len(described) // 8)) + described
+            body += b"".join(each.data + bytes(-len(each.data) % 8) for each in small)
         case Released(number, again):
             body = pack_words((3 if again else 2, number))
         case LogText(level, line, file, text):
@@ -102,6 +127,61 @@ def test_events_are_read_as_they_were_written(events: list[Event]) -> None:
     data = b"".join(map(_written, events))
     buffer = bytearray(data) + bytes(64)  # the host's buffer is larger
     assert list(read_events(memoryview(buffer), len(data) // 8)) == events
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, int, list[Event]]:
+    """The events of a batch, mostly of one that small responses end, with its first number and its size."""
+    first, count = draw(st.integers(0, 1 << 40)), draw(st.integers(1, 4))
+    alike = draw(SMALL)
+    events: list[Event] = []
+    for number in range(first, first + count):
+        outputs = [
+            each._replace(data=draw(st.binary(min_size=n, max_size=n)))
+            for each in alike
+            for n in [len(each.data)]
+        ]
+        events += [SmallResponse(number, True, outputs), Released(number, False)]
+    events = draw(st.permutations(events))
+    match draw(st.integers(0, 4)):
+        case 0:
+            events.insert(draw(st.integers(0, len(events))), draw(EVENTS))
+        case 1:
+            events[draw(st.integers(0, len(events) - 1))] = draw(EVENTS)
+        case 2:
+            events[draw(st.integers(0, len(events) - 1))] = draw(st.sampled_from(events))
+        case 3:
+            del events[draw(st.integers(0, len(events) - 1))]
+    return first, count, events
+
+
+def _small_responses(first: int, count: int, events: list[Event]) -> SmallResponses | None:
+    """What `read_small_responses` should find, from events as `read_events` reads them."""
+    numbers = list(range(first, first + count))
+    small = sorted((each for each in events if isinstance(each, SmallResponse)), key=lambda each: each.number)
+    released = [each.number for each in events if isinstance(each, Released) and not each.again]
+    if [each.number for each in small] != numbers or sorted(set(released)) != numbers:
+        return None
+    if len(events) != count + len(released):
+        return None
+    described = [pack_words((len(each.outputs),)) + b"".join(map(_described, each.outputs)) for each in small]
+    if described.count(described[0]) != count or not all(each.final for each in small):
+        return None
+    data = [output.data + bytes(-len(output.data) % 8) for each in small for output in each.outputs]
+    return SmallResponses(described[0], b"".join(data))
+
+
+@given(batches())
+def test_small_responses_are_those_of_the_events(batch: tuple[int, int, list[Event]]) -> None:
+    first, count, events = batch
+    data = b"".join(map(_written, events))
+    buffer = memoryview(data + bytes(40))
+    read = list(read_events(buffer, len(data) // 8))
+    found = read_small_responses(buffer, len(data) // 8, first, count)
+    assert found == _small_responses(first, count, read)
+    if found is not None:
+        (one, *_) = [each for each in read if isinstance(each, SmallResponse)]
+        assert read_description(found.described) == [(*each[:3], len(each.data)) for each in one.outputs]
 
 
 def test_events_of_other_kinds_are_skipped() -> None:

@@ -347,3 +347,31 @@ def test_answers_name_the_root_spans_that_are_exported(tmp_path: Path, more: tup
         exported = [f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01" for root in roots(collector.spans)]
     assert sorted(told[:half]) == sorted(exported)
     assert not any(told[half:])
+
+
+def test_spans_of_a_shadow_are_linked_to_those_of_the_request(tmp_path: Path) -> None:
+    config = _ODD_CONFIG + "version_policy { all { } }"
+    directory = write_model(tmp_path, "odd", config, {"model.py": _ODD}, (1, 2))
+    steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'
+    (directory / "rollout.toml").write_text(steps)
+    with exporting(tmp_path) as (server, collector):
+
+        def copied() -> dict[str, Span]:
+            call(server, "odd", request_id="mine")  # again, until the candidate is there
+            by_id = {request_id(span): span for span in collector.spans}
+            return by_id if "shadow-mine" in by_id else {}
+
+        copy = eventually(copied, "a copy is traced")["shadow-mine"]
+    spans = collector.spans
+    root = next(span for span in roots(spans) if span.trace_id == copy.trace_id)
+    assert copy.parent_span_id == root.span_id
+    assert not root.parent_span_id
+    (link,) = root.links
+    (own,) = [span for span in spans if span.span_id == link.span_id]
+    assert (own.trace_id, request_id(own)) == (link.trace_id, "mine")
+    assert own.trace_id != copy.trace_id
+
+
+def request_id(span: Span) -> str:
+    found = [each for each in span.attributes if each.key == "triton.request_id"]
+    return found[0].value.string_value if found else ""

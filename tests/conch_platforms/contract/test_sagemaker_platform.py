@@ -101,6 +101,43 @@ def test_what_is_not_part_of_the_contract(endpoint: str) -> None:
     assert status == 503 and b"--sagemaker-multi-model" in body
 
 
+def test_mlflows_scoring_protocol(tmp_path: Path) -> None:
+    copy_example(tmp_path, "simple")
+    tensor = {"type": "tensor", "tensor-spec": {"dtype": "int32", "shape": [-1, 16]}}
+    signature = {
+        side: json.dumps([{**tensor, "name": f"{side[:-1].upper()}{number}"} for number in (0, 1)])
+        for side in ("inputs", "outputs")
+    }
+    (tmp_path / "simple/1/mlflow").mkdir()
+    (tmp_path / "simple/1/mlflow/signature.json").write_text(json.dumps(signature))
+    flags = ["--sagemaker-default-model=simple", "--sagemaker-inference-type=invocations"]
+    row = list(range(16))
+    with sagemaker(tmp_path, flags=flags) as url:
+        body = json.dumps({"instances": [{"INPUT0": row, "INPUT1": row}]}).encode()
+        for kind in ("application/json", "application/json; charset=utf-8"):
+            status, headers, answer = post(f"{url}/invocations", body, Content_Type=kind)
+            assert (status, headers["content-type"]) == (200, "application/json")
+            predicted = {"OUTPUT0": [[2 * each for each in row]], "OUTPUT1": [[0] * 16]}
+            assert json.loads(answer) == {"predictions": predicted}
+        status, _, answer = post(f"{url}/invocations", b"a\n1\n", Content_Type="text/csv")
+        assert status == 400 and b"has no 'INPUT0'" in answer
+
+
+def test_a_model_that_gets_no_memory(tmp_path: Path) -> None:
+    config = copy_example(tmp_path, "simple") / "config.pbtxt"
+    with config.open("a") as file:
+        file.write('parameters { key: "CONCH_MEMORY_MB" value { string_value: "900" } }')
+    flags = [
+        "--sagemaker-default-model=simple",
+        "--model-control-mode=on-demand",
+        "--resident-memory=800000000",
+    ]
+    with sagemaker(tmp_path, flags=flags) as url:
+        status, _, body = post(f"{url}/invocations", SIMPLE_JSON)
+    text = "no memory for model 'simple': it needs 900 MB, and all models together have 800 MB"
+    assert (status, text in json.loads(body)["error"]) == (507, True), body
+
+
 def test_without_a_default_model(tmp_path: Path) -> None:
     copy_example(tmp_path, "simple")
     with sagemaker(tmp_path) as url:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
+from conch.core.errors import ConchError, DeadlineExceededError, QueueTimeoutError
 from conch.core.execution.runner_base import RunnerBase
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
@@ -94,7 +94,7 @@ class ResponseTracker:
             error = DeadlineExceededError("Deadline Exceeded")
         else:
             self.statistics.record_rejection(ns, TIMEOUT)
-            error = UnavailableError(text)
+            error = QueueTimeoutError(text)
         self.fail(request, error)
 
     def fail(self, request: InferenceRequest, error: ConchError) -> None:

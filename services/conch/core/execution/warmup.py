@@ -68,7 +68,14 @@ class Warmup:
         self._executor = Executor(_without_idle_limit(spec), ModelStatistics(), clock)
         random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
-        self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
+        self._samples: list[tuple[WarmupSample, dict[str, Tensor]]] = []
+        for sample in samples:
+            try:
+                self._samples.append((sample, _tensors(spec, sample, random, validate)))
+            except InvalidArgumentError as error:
+                if not sample.optional:
+                    raise
+                log.warning("model '%s': %s", spec.name, error.message)
 
     def __bool__(self) -> bool:
         """Whether there are samples."""
@@ -111,7 +118,10 @@ class Warmup:
                 errors = outcome.wait()
                 if errors:
                     details = "".join(f"{error}; " for error in errors)
-                    raise InvalidArgumentError(f"failed to run warmup sample '{sample.name}': {details}")
+                    text = f"failed to run warmup sample '{sample.name}': {details}"
+                    if not sample.optional:
+                        raise InvalidArgumentError(text)
+                    log.warning("model '%s': %s", self._spec.name, text)
 
     def _requests(
         self, sample: WarmupSample, tensors: dict[str, Tensor], responder: Responder

@@ -7,18 +7,17 @@ pay nothing for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from enum import Enum
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.responder_layers import ResponderLayer
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.cache_entry import EntryError, decode_entry, encode_entry
 from conch.core.response_cache.cache_key import ORDER, KeyMaker
-from conch.core.servable import InlineClaim, Readiness, Servable, WorkerStatus
-from conch.core.spec import ModelSpec
+from conch.core.servable import InlineClaim, Servable
+from conch.core.servable_wrapper import ServableWrapper
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def take_copies(request: InferenceRequest) -> None:
             inputs[name] = tensor.detached(name)
 
 
-class CachedModel:
+class CachedModel(ServableWrapper):
     """One version of a model behind a cache that does not block.
 
     Args:
@@ -69,52 +68,15 @@ class CachedModel:
         cache: The cache, shared with other models.
         keys: Makes the keys of this load of the model.
         clock: Monotonic time in nanoseconds.
-
-    Attributes:
-        model: The model.
-        statistics: The model's counters, with those of the cache.
-        version_text: The version number as the protocol carries it.
     """
 
     def __init__(self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock) -> None:
-        self.model = model
-        self.statistics = model.statistics
-        self.version_text = model.version_text
+        super().__init__(model)
         self._cache = cache
         self._key = keys
         self._clock = clock
         self._ttl_ns = self.spec.cache_ttl_ns or cache.ttl_ns
         self._logged = False
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model's spec."""
-        return self.model.spec
-
-    @property
-    def readiness(self) -> Sequence[Readiness]:
-        """The model's readiness checks."""
-        return self.model.readiness
-
-    @property
-    def workers(self) -> Sequence[WorkerStatus]:
-        """States of the model's worker processes."""
-        return self.model.workers
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Deviations of the model from its config."""
-        return self.model.notes
-
-    @property
-    def pending(self) -> int:
-        """Requests accepted and not yet executing."""
-        return self.model.pending
-
-    @property
-    def held(self) -> int:
-        """Number of live sequences: none, for a model with a cache."""
-        return self.model.held
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Serves a request from the cache or by the model; see `Servable.submit`."""
@@ -132,26 +94,6 @@ class CachedModel:
             self._answer(request, response, start, start)
             return None
         return self._run(request, key, self._clock() - start, may_claim)
-
-    def cancel(self, request: InferenceRequest) -> bool:
-        """Cancels a request; see `Servable.cancel`."""
-        return self.model.cancel(request)
-
-    def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence: never, for a model with a cache."""
-        return self.model.continues(request)
-
-    def end_sequence(self, correlation_id: int | str) -> None:
-        """Ends a sequence; see `Servable.end_sequence`."""
-        self.model.end_sequence(correlation_id)
-
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Closes the model, which refuses new requests; see `Servable.close`."""
-        return self.model.close(timeout_s)
-
-    def fail_queued(self, error: ConchError) -> int:
-        """Fails all queued requests; returns their number."""
-        return self.model.fail_queued(error)
 
     def _answer(
         self, request: InferenceRequest, response: InferenceResponse, start: int, queued: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 
 from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
@@ -15,6 +16,8 @@ from conch.core.errors import UnavailableError
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.request_decoder import MakeDecoder, RequestDecoder
+from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import ClientCounts, RpcServer
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
@@ -28,6 +31,21 @@ _MAX_WAIT_FOR_CALLS_S = 0.5
 _MAX_WAIT_FOR_STREAMS_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What serves a port.
+
+    Attributes:
+        server: Its server.
+        make_decoder: Makes a decoder of inference requests.
+        encoder: Encodes inference responses.
+    """
+
+    server: RpcServer
+    make_decoder: MakeDecoder = RequestDecoder
+    encoder: ResponseEncoder = field(default_factory=ResponseEncoder)
+
+
 class GrpcFrontEnd:
     """Serves the protocol on one port.
 
@@ -38,6 +56,7 @@ class GrpcFrontEnd:
         regions: The shared-memory regions; None for none.
         reports: The load reports; None for none.
         access: The access policy; None for none.
+        transport: What serves the port; None for what the options name.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -53,12 +72,15 @@ class GrpcFrontEnd:
         regions: Regions | None = None,
         reports: LoadReports | None = None,
         access: Access | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self._options = options
         services = Services(
             regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
         )
-        self._server = _transport(options, clock)
+        if transport is None:
+            transport = Transport(_server(options, clock))
+        self._server = transport.server
         self._methods = GrpcMethods(
             core,
             services,
@@ -67,6 +89,8 @@ class GrpcFrontEnd:
             clock,
             reports if options.load_reports else None,
             access,
+            transport.make_decoder,
+            transport.encoder,
         )
         self._server.serve(self._methods.unary, self._methods.streams, self._methods.admissions)
 
@@ -74,14 +98,14 @@ class GrpcFrontEnd:
         """Listens and starts to serve; returns the port.
 
         Raises:
-            UnavailableError: The address or the certificates can't be used.
+            UnavailableError: The address or the certificates can't be used, or the server can't start.
         """
         options = self._options
         try:
             port = self._server.add_port(options.target, options.tls)
+            self._server.start()
         except OSError as error:
             raise UnavailableError(str(error)) from None
-        self._server.start()
         return port
 
     @property
@@ -130,7 +154,7 @@ class GrpcFrontEnd:
             never.wait(_QUIET_S)
 
 
-def _transport(options: GrpcOptions, clock: Clock) -> RpcServer:
+def _server(options: GrpcOptions, clock: Clock) -> RpcServer:
     """Makes the server of the chosen transport; the other one is not imported."""
     if options.transport == "grpcio":
         from conch.frontends.grpc.adapter.channel_arguments import grpcio_server

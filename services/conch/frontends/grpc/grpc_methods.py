@@ -22,6 +22,7 @@ from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
 from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.grpc.reflection import reflection_handlers
+from conch.frontends.grpc.request_decoder import MakeDecoder, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryRpc
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
@@ -57,6 +58,8 @@ class GrpcMethods:
         clock: Monotonic time in nanoseconds.
         reports: Adds load reports to the trailing metadata of inference calls, or None.
         access: The access policy; None for none.
+        make_decoder: Makes the decoders of inference requests.
+        encoder: Encodes inference responses; None for a new one.
 
     Attributes:
         unary: Handlers of unary methods, by full name such as ``/package.Service/Method``; for calls that
@@ -74,6 +77,8 @@ class GrpcMethods:
         clock: Clock = monotonic_ns,
         reports: LoadReports | None = None,
         access: Access | None = None,
+        make_decoder: MakeDecoder = RequestDecoder,
+        encoder: ResponseEncoder | None = None,
     ) -> None:
         guard = AccessGuard(access, "grpc", options.rules)
         self._operations = OperationPools("conch-grpc")
@@ -81,9 +86,11 @@ class GrpcMethods:
         pattern = options.header_forward_pattern
         forward = HeaderForwarder(pattern) if pattern else None
         unary = operation_handlers(core, services, self._operations, guard)
-        shared = core, queue_inline, ResponseEncoder(), clock, self._decoding
+        shared = core, queue_inline, encoder or ResponseEncoder(), clock, self._decoding
         outgoing = options.compression, services.regions, reports
-        self._infer = InferHandler(*shared, preparation(forward, guard, stream=False), *outgoing)
+        self._infer = InferHandler(
+            *shared, preparation(forward, guard, stream=False), *outgoing, make_decoder
+        )
         unary[table.INFER.grpc_method] = self._infer
         self._streams = StreamInferHandler(*shared, preparation(forward, guard, stream=True), *outgoing)
         streams: dict[str, StreamMethod] = {

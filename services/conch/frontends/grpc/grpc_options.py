@@ -24,6 +24,9 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 _CONNECTIONS = "gRPC connections"
 _CLIENT_RATE = 1024
+_CORES_PER_FRONT = 4
+_MOST_AUTOMATIC = 8
+_MOST_FRONT_ENDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,16 @@ def _restrictions(specifications: list[str]) -> Restrictions:
     return parse_restricted_protocols(specifications)
 
 
+def _front_ends(text: str) -> int:
+    if text == "auto":
+        from conch.core.process_setup import usable_cores
+
+        return min(usable_cores() // _CORES_PER_FRONT, _MOST_AUTOMATIC)
+    if not text.isdecimal() or not text.isascii() or int(text) > _MOST_FRONT_ENDS:
+        raise FlagError(f"--front-ends must be 'auto' or from 0 to {_MOST_FRONT_ENDS}, got '{text}'")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
     """Options of the gRPC port.
@@ -164,6 +177,7 @@ class GrpcOptions:
         port: Port to listen on; 0 for any free one.
         reuse_port: Whether other processes may listen on the same port.
         transport: What serves the port: ``own`` or ``grpcio``.
+        front_ends: Number of front processes; with 0 the connections are the server's own.
         pollers: Number of polling threads of grpcio.
         max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
@@ -190,6 +204,14 @@ class GrpcOptions:
         "own",
         "HTTP/2 in conch itself, or grpcio's C core",
         choices=("own", "grpcio"),
+    )
+    front_ends: int = option(
+        "--front-ends",
+        TEXT,
+        "0",
+        "front processes that own the connections of the gRPC port: a number, auto for a quarter of the "
+        "cores, at most 8, or 0 to serve them in the server's own process; conch's own transport only",
+        convert=_front_ends,
     )
     pollers: int = option(
         "--grpc-infer-thread-count",
@@ -274,6 +296,7 @@ class GrpcOptions:
             for name, given in (
                 ("--grpc-max-received-bytes", limits.received_bytes != 0),
                 ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),
+                ("--front-ends", options.front_ends != 0),
             ):
                 if given:
                     raise FlagError(f"{name} needs --grpc-transport=own")

@@ -18,7 +18,7 @@ from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.guarded_rpcs import PrepareRequest
-from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
+from conch.frontends.grpc.request_decoder import LONG_BYTES, MakeDecoder, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.load_reports import LoadReports, trailing
@@ -40,6 +40,7 @@ class InferHandler:
         compression: gRPC's name of the compression algorithm of responses, or None.
         regions: Shared memory that tensors may lie in; None for none.
         reports: Adds load reports to the trailing metadata, or None.
+        make_decoder: Makes the decoder of requests.
 
     Attributes:
         admission: Admits the requests.
@@ -56,12 +57,13 @@ class InferHandler:
         compression: str | None = None,
         regions: Regions | None = None,
         reports: LoadReports | None = None,
+        make_decoder: MakeDecoder = RequestDecoder,
     ) -> None:
         self.admission = core.admission("grpc")
         self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
-        self._decode = RequestDecoder(regions)
+        self._decode = make_decoder(regions)
         self._decoding = decoding
         self._prepare = prepare
         self._compression = compression
@@ -121,7 +123,7 @@ class InferHandler:
                 self._refuse(call, message, request, gone, received_ns)
 
         deadline_ns, priority = (None, 0) if request is None else (request.deadline_ns, request.priority)
-        wait = cold.wait(then, len(message), deadline_ns, priority)
+        wait = cold.wait(then, len(message), deadline_ns, priority, call.access)
         call.watch(cancel, wait)  # first: `then` may run before `start` returns
         try:
             wait.start()

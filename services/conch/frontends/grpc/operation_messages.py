@@ -7,9 +7,8 @@ from typing import Any
 from conch.access.access_guard import AccessGuard
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_control import IndexEntry, LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.statistics_snapshot import Duration
+from conch.core.statistics_snapshot import Duration, VersionStatistics
 from conch.core.tensor import Buffer
 from conch.frontends.access_policy import is_local_peer
 from conch.frontends.grpc.rpc_calls import UnaryRpc
@@ -82,16 +81,17 @@ def write_model_config(spec: ModelSpec) -> pb.ModelConfigResponse:
     return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig.FromString(spec.config_message))
 
 
-def write_statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> pb.ModelStatisticsResponse:
+def write_statistics(models: list[VersionStatistics]) -> pb.ModelStatisticsResponse:
     """Converts the counters of model versions."""
-    return pb.ModelStatisticsResponse(model_stats=[statistics_message(*model) for model in models])
+    return pb.ModelStatisticsResponse(model_stats=[statistics_message(model) for model in models])
 
 
-def statistics_message(spec: ModelSpec, stats: StatisticsSnapshot) -> pb.ModelStatistics:
+def statistics_message(model: VersionStatistics) -> pb.ModelStatistics:
     """Converts the counters of one model version."""
+    stats = model.snapshot
     return pb.ModelStatistics(
-        name=spec.name,
-        version=str(spec.version),
+        name=model.name,
+        version=str(model.version),
         last_inference=stats.last_inference_ms,
         inference_count=stats.inference_count,
         execution_count=stats.execution_count,

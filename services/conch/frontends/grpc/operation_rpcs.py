@@ -214,6 +214,6 @@ def _wait(cold: ColdModelError, call: UnaryRpc, message: Buffer, answer: UnaryMe
             call.abort(error.grpc_status, error.message)
 
     try:
-        cold.wait(then, len(message)).start()
+        cold.wait(then, len(message), payer=call.access).start()
     except ConchError as error:
         call.abort(error.grpc_status, error.message)

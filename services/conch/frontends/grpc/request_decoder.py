@@ -8,7 +8,7 @@ Threads and locks: any thread; `Layouts` has a lock of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -143,6 +143,10 @@ class RequestDecoder:
         except BaseException:
             bindings.release()
             raise
+
+
+MakeDecoder = Callable[[Regions | None], RequestDecoder]
+"""Makes a decoder of requests that may have tensors in these regions."""
 
 
 def _text(request_id: bytes) -> str:

@@ -270,7 +270,8 @@ class StreamInferHandler:
 
         slot.request = None  # the next one is another
         priority = 0 if request is None else request.priority
-        wait = slot.stream.waiting = cold.wait(then, len(message), slot.stream.deadline_ns, priority)
+        wait = cold.wait(then, len(message), slot.stream.deadline_ns, priority, call.access)
+        slot.stream.waiting = wait
         try:
             wait.start()
         except ConchError as error:

@@ -172,7 +172,7 @@ class HttpOptions:
         tls: TLS, or None for plain text.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.
         platform: Platform whose routes are served; None for REST alone.
-        further: Serves paths that REST does not have; None for none.
+        further: Serve paths that REST does not have, the first that has one.
     """
 
     GROUP: ClassVar = "HTTP"
@@ -236,7 +236,7 @@ class HttpOptions:
     tls: HttpTls | None = None
     allow_model_upload: bool = False
     platform: RouteProvider | None = None
-    further: RouteProvider | None = None
+    further: tuple[RouteProvider, ...] = ()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpOptions:

@@ -218,7 +218,7 @@ async def loaded(exchange: HttpExchange, cold: ColdModelError) -> None:
     def begin() -> Future[None]:
         if exchange.lost:
             raise ClientDisconnectError
-        future = cold.future(exchange.size)
+        future = cold.future(exchange.size, payer=exchange.access)
         exchange.on_disconnect = future.cancel
         return future
 

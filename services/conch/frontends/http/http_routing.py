@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
 from conch.frontends.load_reports import ASKED, LoadReports
-from conch.frontends.operations.operation_table import ENDPOINTS, path_pattern
+from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_pattern
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ None if it has responded by itself. Its errors become responses.
 
 NOT_FOUND = text_error("Not Found", 404)
 """Triton's response for unknown paths."""
+
+
+def respond_not_found(exchange: HttpExchange) -> None:
+    """Answers a request for a path that no table and no provider has."""
+    exchange.respond(*NOT_FOUND)
 
 
 class RefusalLog:
@@ -86,25 +91,20 @@ def route(pattern: str, methods: Sequence[str], category: str, handler: RouteHan
 
 _LABELLED = re.compile(rf"(/v2/models/([^/]+)/versions/)({LABEL_PATTERN})(|/.*)")
 
-_ENDPOINTS = {
-    (path_pattern(template), endpoint.http_method): endpoint
-    for endpoint in ENDPOINTS
-    for template in endpoint.paths
-}
-
 
 class RouteTable:
     """Handles requests by a table; the first matching pattern wins.
 
     Args:
         routes: The table.
-        guard: Checks the callers. If it identifies them, all routes must be in the table of operations.
+        guard: Checks the callers. If it identifies them, all routes must be in `endpoints`.
         refusals: Logs inference requests that the guard refuses; None for no log.
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
         checks_origin: Whether a change by a page of another origin is refused here; else its handler does it.
         labels: The labels of a model's versions; None where paths have none.
+        endpoints: The routes' calls; by default the table of operations.
 
     Attributes:
         further: Answers unknown paths in place of `unmatched`; None for none.
@@ -120,14 +120,20 @@ class RouteTable:
         reports: LoadReports | None = None,
         checks_origin: bool = True,
         labels: Callable[[str], Mapping[str, int]] | None = None,
+        endpoints: Iterable[Endpoint] = ENDPOINTS,
     ) -> None:
         self._labels = labels
         self._checks_origin = checks_origin
         self._routes = tuple(routes)
         self._guard = guard
         self._restricted = guard.restricted
+        known = {
+            (path_pattern(template), endpoint.http_method): endpoint
+            for endpoint in (endpoints if guard.identifies else ())
+            for template in endpoint.paths
+        }
         self._endpoints = {
-            call: _ENDPOINTS[call]
+            call: known[call]
             for each in self._routes
             for call in ((each.pattern.pattern, method) for method in each.methods)
             if guard.identifies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 from conch.access.access_guard import Access, AccessGuard, PortRules
 from conch.core.admission import ExitingError
@@ -16,7 +17,7 @@ from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_options import HttpOptions
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import RefusalLog, RouteTable, route
+from conch.frontends.http.http_routing import RefusalLog, RouteTable, respond_not_found, route
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.json_body import error_reply
 from conch.frontends.http.route_provider import RestApi
@@ -45,8 +46,9 @@ class HttpFrontEnd:
         access: Access | None = None,
     ) -> None:
         self._options = options
+        self._providers = (*filter(None, [options.platform]), *options.further)
         self._core = core
-        platform, further = options.platform, options.further
+        platform = options.platform
         self._thread = thread
         # Headers are read as Latin-1.
         keys = {
@@ -94,18 +96,19 @@ class HttpFrontEnd:
             access,
             cors,
             metrics,
+            unmatched=respond_not_found,
         )
-        if further is not None:
-            table.further = further.bind(api)
+        for provider in reversed(options.further):
+            table.further = provider.bind(api)
+            api = replace(api, unmatched=table.further)
         if platform is not None:
             self._handler = platform.bind(api)
         self._listener: Listener | None = None
 
     def check(self) -> None:
         """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""
-        for provider in (self._options.platform, self._options.further):
-            if provider is not None:
-                provider.check(self._core)
+        for provider in self._providers:
+            provider.check(self._core)
 
     def start(self) -> int:
         """Starts listening.
@@ -166,7 +169,6 @@ class HttpFrontEnd:
         """Answers requests of connections that are opened while the server stops."""
         error = ExitingError("Server exiting")
         reply = error_reply(error)
-        for provider in (self._options.platform, self._options.further):
-            if provider is not None:
-                reply = provider.refusal(exchange.path, error) or reply
+        for provider in self._providers:
+            reply = provider.refusal(exchange.path, error) or reply
         exchange.respond(*reply)

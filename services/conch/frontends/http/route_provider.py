@@ -2,8 +2,9 @@
 
 A provider is bound to the REST routes once, when the port is built, and returns a handler. As
 `HttpOptions.platform` it answers all requests of the port, and its paths are best aliases of REST paths, so
-that checks, inference and errors are those of REST. As `HttpOptions.further` it answers the paths that REST
-does not have, with checks of its own; REST paths are matched first and cost the same.
+that checks, inference and errors are those of REST. In `HttpOptions.further` it answers paths that REST does
+not have, with checks of its own, and passes others on to `RestApi.unmatched`; REST paths are matched first
+and cost the same.
 
 Threads and locks: event loop only.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # settings name providers, and import little
@@ -51,6 +52,7 @@ class RestApi:
         access: The access policy, for guards of routes with other rules than those of REST; None without one.
         cors: Opens inference to pages of other origins; None for none.
         metrics: Handler of ``GET /metrics``; None without metrics.
+        unmatched: Answers paths that a further provider does not have: the next provider, or 404.
     """
 
     core: ServerState
@@ -66,6 +68,7 @@ class RestApi:
     access: Access | None = None
     cors: CrossOriginInference | None = None
     metrics: Handler | None = None
+    unmatched: Handler = field(kw_only=True)
 
     def alias(self, exchange: HttpExchange, path: str, method: str = "") -> Answering:
         """Answers a request as if it had come for a REST path."""

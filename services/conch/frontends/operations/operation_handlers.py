@@ -12,11 +12,11 @@ from typing import Any
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.rollouts import RolloutControl, RolloutReport
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.memory.region import CudaRegion
 from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
@@ -199,25 +199,48 @@ def model_ready(core: ServerState, services: Services, request: ModelRequest) ->
 
 def model_metadata(core: ServerState, services: Services, request: ModelRequest) -> ModelMetadata:
     """Returns a model's metadata: of all ready versions, or of the requested one."""
-    spec = core.model(request.name, request.version).spec
-    if request.version:
-        return ModelMetadata(spec, [spec.version])
-    return ModelMetadata(spec, sorted(core.registry.find(request.name)[1].ready))
+    try:
+        spec = core.model(request.name, request.version).spec
+    except ColdModelError as cold:
+        spec, versions = _described(cold, request.version)
+    else:
+        versions = [] if request.version else sorted(core.registry.find(request.name)[1].ready)
+    return ModelMetadata(spec, [spec.version] if request.version else versions)
 
 
 def model_config(core: ServerState, services: Services, request: ModelRequest) -> ModelSpec:
     """Returns the spec with the model's configuration."""
-    return core.model(request.name, request.version).spec
+    try:
+        return core.model(request.name, request.version).spec
+    except ColdModelError as cold:
+        return _described(cold, request.version)[0]
 
 
-def statistics(
-    core: ServerState, services: Services, request: ModelRequest
-) -> list[tuple[ModelSpec, StatisticsSnapshot]]:
-    """Returns the counters of ready model versions by name and version."""
-    return [
-        (model.spec, model.statistics.snapshot())
-        for model in models_with_statistics(core, request.name, request.version)
-    ]
+def _described(cold: ColdModelError, version: str) -> tuple[ModelSpec, list[int]]:
+    """Spec and versions of a model that is not in memory, from its files.
+
+    Raises:
+        ColdModelError: They do not tell, and the model is to be loaded.
+    """
+    specs = cold.describe()
+    number = int(version) if version.isdecimal() else max(specs, default=0)
+    if number not in specs:
+        raise cold
+    return specs[number], sorted(specs)
+
+
+def statistics(core: ServerState, services: Services, request: ModelRequest) -> list[VersionStatistics]:
+    """Returns the counters of ready model versions, and those kept of evicted ones, by name and version."""
+    cold = core.registry.cold
+    kept = [] if cold is None else cold.kept_statistics(request.name)
+    number = core.registry.version_number(request.name, request.version)
+    found = [each for each in kept if number in (-1, each.version)]
+    if request.name and found:
+        return found
+    for model in models_with_statistics(core, request.name, request.version):
+        spec = model.spec
+        found.append(VersionStatistics(spec.name, spec.version, model.statistics.snapshot()))
+    return sorted(found, key=lambda each: (each.name, each.version)) if kept else found
 
 
 def repository_index(core: ServerState, services: Services, ready_only: bool) -> list[IndexEntry]:
@@ -230,11 +253,9 @@ def entries_of(entries: list[IndexEntry], sees: Callable[[str], bool]) -> list[I
     return [entry for entry in entries if sees(entry.name)]
 
 
-def statistics_of(
-    models: list[tuple[ModelSpec, StatisticsSnapshot]], sees: Callable[[str], bool]
-) -> list[tuple[ModelSpec, StatisticsSnapshot]]:
+def statistics_of(models: list[VersionStatistics], sees: Callable[[str], bool]) -> list[VersionStatistics]:
     """The counters of models that a caller may see."""
-    return [each for each in models if sees(each[0].name)]
+    return [each for each in models if sees(each.name)]
 
 
 def load_model(core: ServerState, services: Services, request: LoadRequest) -> None:

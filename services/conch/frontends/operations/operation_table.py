@@ -29,6 +29,8 @@ class RunsOn(Enum):
     """The front end's thread: the handler does not block."""
     READINESS = auto()
     """The pool while any model has readiness checks of its own, else the front end's thread."""
+    FILES = auto()
+    """The pool in on-demand mode, where the handler may read files; else the front end's thread."""
     REPOSITORY = auto()
     """The handler reads storage, which may hang."""
     UNLOAD = auto()
@@ -172,6 +174,7 @@ MODEL_METADATA = Operation(
     paths=(_MODEL,),
     roles=ANY,
     handler=handlers.model_metadata,
+    runs_on=RunsOn.FILES,
     model_of=lambda request: request.name,
 )
 MODEL_READY = Operation(
@@ -193,6 +196,7 @@ MODEL_CONFIG = Operation(
     paths=(_MODEL + "/config",),
     roles=ANY,
     handler=handlers.model_config,
+    runs_on=RunsOn.FILES,
     model_of=lambda request: request.name,
 )
 MODEL_STATISTICS = Operation(

@@ -6,15 +6,16 @@ The server's: model states, loads, response cache, shared-memory regions, traces
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
 from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts
 from conch.core.response_cache.local_cache import LocalCacheStatistics
+from conch.core.rollouts import RolloutCounts
 from conch.observability.exporters import DropCounter, Exporter
 from conch.observability.metrics.model_families import histogram_samples, seconds
 from conch.observability.metrics.sample_text import (
@@ -64,6 +65,12 @@ _ENDED = Family(
 _RECEIVED = Family(
     "conch_grpc_received_bytes", "gauge", "Bytes of gRPC messages that are received and that no model has yet"
 )
+_FRONT_UP = Family("conch_front_up", "gauge", "1 if the front process serves, else 0")
+_FRONT_CONNECTIONS = Family("conch_front_connections", "gauge", "Connections of each front process")
+_FRONT_CPU = Family(
+    "conch_front_cpu_seconds_total", "counter", "Processor time of each front process, in seconds"
+)
+_FRONT_RESTARTS = Family("conch_front_restarts_total", "counter", "Restarts of each front process")
 _READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
 _POOLS = (
     Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -140,10 +147,6 @@ _EXPORT_DROPS = Family(
 _RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
     (Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"), lambda c: c.models),
     (
-        Family("conch_resident_bytes", "gauge", "Memory of the models in memory, measured or estimated"),
-        lambda c: c.bytes,
-    ),
-    (
         Family("conch_catalogue_models", "gauge", "Models of the repositories, in memory or not"),
         lambda c: c.catalogue,
     ),
@@ -157,6 +160,21 @@ _RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
         ),
         lambda c: c.thrash,
     ),
+)
+_WEIGHT = Family(
+    "conch_rollout_weight", "gauge", "Share of a model's requests without a version, by version [0.0 - 1.0]"
+)
+_STATE = Family("conch_rollout_state", "gauge", "1 for the state of a model's rollout")
+_TRANSITIONS = Family(
+    "conch_rollout_transitions_total", "counter", "Transitions of rollouts by state and cause"
+)
+_ROUTED = Family(
+    "conch_route_requests_total",
+    "counter",
+    "Requests without a version that a route has divided, by version and rule",
+)
+_RESIDENT_BYTES = Family(
+    "conch_resident_bytes", "gauge", "Memory of the models in memory by device, measured or estimated"
 )
 _COLD_STARTS = Family(
     "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
@@ -236,6 +254,8 @@ class StateMetrics:
 
 def _residency_families(counts: ResidencyCounts) -> Found:
     found = [(family, [sample(family.name, value(counts))]) for family, value in _RESIDENCY]
+    sizes = [sample(_RESIDENT_BYTES.name, size, {"device": device}) for device, size in counts.bytes.items()]
+    found.append((_RESIDENT_BYTES, sizes))
     for family, by_label, label, known in (
         (_COLD_STARTS, counts.cold_starts, "result", _RESULTS),
         (_EVICTIONS, counts.evictions, "reason", _REASONS),
@@ -244,6 +264,30 @@ def _residency_families(counts: ResidencyCounts) -> Found:
         found.append((family, samples))
     spreads = ((_COLD_TIMES, counts.start_times), (_LOAD_QUEUE, counts.queue_times), (_AGES, counts.ages))
     return [*found, *((family, [_histogram(family.name, spread)]) for family, spread in spreads)]
+
+
+def rollout_families(registry: Registry, counts: RolloutCounts) -> Found:
+    """The families of rollouts and routes, for models that have some."""
+    weights, states, transitions, routed = [], [], [], []
+    for identifier, entry in sorted(registry.entries.items()):
+        if entry.route is not None:
+            own = model_labels(*registry.name_and_namespace(identifier))
+            versions = sorted({entry.route.stable, *(version for version, _ in entry.route.shares)})
+            for version in versions:
+                weight = entry.route.traffic(version) / 100
+                weights.append(sample(_WEIGHT.name, weight, {**own, "version": str(version)}))
+    for identifier, state in sorted(counts.states.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        states.append(sample(_STATE.name, 1, {**own, "state": state}))
+    for (identifier, state, called), count in sorted(counts.transitions.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        reason = "call" if called else "rule"
+        transitions.append(sample(_TRANSITIONS.name, count, {**own, "to": state, "reason": reason}))
+    for identifier, divided in sorted(registry.route_counts.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        for (version, by), count in sorted(divided.snapshot().items()):
+            routed.append(sample(_ROUTED.name, count, {**own, "version": str(version), "by": by}))
+    return [(_WEIGHT, weights), (_STATE, states), (_TRANSITIONS, transitions), (_ROUTED, routed)]
 
 
 def _histogram(name: str, spread: Spread) -> str:
@@ -285,6 +329,36 @@ def client_families(closed: Mapping[str, int], ended: Mapping[str, int], receive
         (_CLOSED, counted(_CLOSED, "reason", closed)),
         (_ENDED, counted(_ENDED, "reason", ended)),
         (_RECEIVED, [sample(_RECEIVED.name, received_bytes)]),
+    ]
+
+
+class FrontProcess(NamedTuple):
+    """A front process, as metrics show it."""
+
+    name: str
+    serves: bool
+    connections: int
+    cpu_s: float
+    restarts: int
+
+
+def front_families(fronts: Iterable[FrontProcess]) -> Found:
+    """The families of front processes."""
+    up: list[str] = []
+    connections: list[str] = []
+    cpu: list[str] = []
+    restarts: list[str] = []
+    for front in fronts:
+        labels = {"front": front.name}
+        up.append(sample(_FRONT_UP.name, int(front.serves), labels))
+        connections.append(sample(_FRONT_CONNECTIONS.name, front.connections, labels))
+        cpu.append(sample(_FRONT_CPU.name, front.cpu_s, labels))
+        restarts.append(sample(_FRONT_RESTARTS.name, front.restarts, labels))
+    return [
+        (_FRONT_UP, up),
+        (_FRONT_CONNECTIONS, connections),
+        (_FRONT_CPU, cpu),
+        (_FRONT_RESTARTS, restarts),
     ]
 
 

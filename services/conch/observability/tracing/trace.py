@@ -62,12 +62,14 @@ class Trace:
         setting: The setting that sampled it.
         parent: The trace of the ensemble or model that made the request; None for a client's.
         children: Traces of the requests that were made for this one.
-        protocol: ``http``, ``grpc``, ``grpc-stream``, ``direct``, ``ensemble-step`` or ``model-call``.
+        protocol: ``http``, ``grpc``, ``grpc-stream``, ``direct``, ``ensemble-step``, ``model-call`` or
+            ``shadow``.
         model: The model's name.
         version: Its version; 0 if none was found.
         request_id: The client's request id, or empty.
         trace_id: 128 bits, the same in a tree.
         span_id: 64 bits, of the model's span.
+        link: Trace and span ids of the request that a shadow's is a copy of; unset for others.
         root_id: 64 bits, of the root span, if a client was told it; unset before.
         path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
         client: Address of the client.
@@ -100,6 +102,7 @@ class Trace:
         "ended_ns",
         "error",
         "facts",
+        "link",
         "model",
         "number",
         "parameters",
@@ -125,6 +128,7 @@ class Trace:
         "version",
     )
 
+    link: tuple[int, int]
     root_id: int
 
     def __init__(
@@ -163,4 +167,4 @@ class Trace:
     @property
     def over_network(self) -> bool:
         """Whether a front end received it, so that it is sent, too."""
-        return self.parent is None and self.protocol != "direct"
+        return self.parent is None and self.protocol not in ("direct", "shadow")

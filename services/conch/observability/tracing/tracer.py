@@ -141,6 +141,13 @@ class Tracer(SettingListener):
         trace.reason = parent.reason
         return trace
 
+    def linked(self, trace: Trace) -> Trace:
+        """The trace of a copy of a sampled request: of its own, with a link."""
+        copy = Trace(self._number(), trace.setting, None, "shadow", self._bits(128), self._bits(64))
+        copy.link = trace.trace_id, trace.span_id
+        copy.reason = "sampled"
+        return copy
+
     def join_batch(self, trace: Trace, times: RunTimes) -> None:
         """Links a sampled request and the span of its batch; called by the thread that runs the batch."""
         if not self._batch_spans:

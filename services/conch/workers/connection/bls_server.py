@@ -89,7 +89,6 @@ class BlsServer:
             "find": self._find,
             "properties": self._properties,
             "config": self._config,
-            "metadata": self._metadata,
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
@@ -97,6 +96,7 @@ class BlsServer:
         }
         self._blocking_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "ready": self._ready,
+            "fact": self._fact,
             "load": self._load,
             "unload": self._unload,
         }
@@ -314,23 +314,6 @@ class BlsServer:
     def _config(self, query: Query) -> dict[str, object]:
         return {"config": dict(self._spec(query).config)}
 
-    def _metadata(self, query: Query) -> dict[str, object]:
-        spec = self._spec(query)
-        inputs, outputs = (
-            [
-                {"name": each.name, "datatype": each.datatype, "shape": list(spec.full_dims(each))}
-                for each in tensors
-            ]
-            for tensors in (spec.inputs, spec.outputs)
-        )
-        return {
-            "name": spec.name,
-            "versions": [str(spec.version)],
-            "platform": spec.platform or spec.backend,
-            "inputs": inputs,
-            "outputs": outputs,
-        }
-
     def _spec(self, query: Query) -> ModelSpec:
         request = InferenceRequest(_text(query, "name"), _text(query, "version"), {}, _ignore, 0)
         return self._calls.find(request).spec
@@ -358,6 +341,10 @@ class BlsServer:
 
     def _ready(self, query: Query) -> dict[str, object]:
         return {"ready": self._calls.model_ready(_text(query, "name"), _text(query, "version"))}
+
+    def _fact(self, query: Query) -> dict[str, object]:
+        names = _text(query, "kind"), _text(query, "name"), _text(query, "version")
+        return {"fact": self._calls.fact(*names)}
 
     def _load(self, query: Query) -> dict[str, object]:
         parameters = query.get("parameters")

@@ -27,7 +27,8 @@ class OutcomeHandler:
         table: What the worker has.
         abandon: Ends a request in the worker.
         grant: Grants response units to requests.
-        states: Keeps the states of requests that run again; None without states.
+        states: Keeps the states of requests that run again, and of decoupled models; None without states.
+        decoupled: Whether the model is decoupled: then outcomes of batches have only states.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class OutcomeHandler:
         abandon: Callable[[int], None],
         grant: Grant,
         states: SequenceStates | None = None,
+        decoupled: bool = False,
     ) -> None:
         self._table = table
         self._states = states
+        self._decoupled = decoupled
         self._abandon = abandon
         self._grant = grant
 
@@ -143,16 +146,17 @@ class OutcomeHandler:
         """Marks requests that failed or run again; returns the indexes of those that stay open.
 
         Raises:
-            WireError: A request runs again and has outputs.
+            WireError: A request goes on and has outputs, but there are no states.
         """
         table, requests = self._table, sent.batch.requests
         left: list[int] = []
         for index, (request, response, each) in enumerate(zip(requests, responses, flags, strict=True)):
             if each & FAILED:
                 request.failed = True
-            if response is not None and each & RESCHEDULED:
+            states = response is not None and response.error is None and self._decoupled
+            if response is not None and (each & RESCHEDULED or states):
                 if self._states is None:
-                    raise WireError("a request that runs again has outputs, and there are no states")
+                    raise WireError("a request that goes on has outputs, and there are no states")
                 self._states.collect(request, response)
                 if response.error is None:
                     responses[index] = None

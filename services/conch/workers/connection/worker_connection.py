@@ -108,7 +108,9 @@ class WorkerConnection:
         self._loss = CrashRecord(name)
         opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
-        self._results = OutcomeHandler(self.table, self._abandon, self._grant, states_of(spec))
+        self._results = OutcomeHandler(
+            self.table, self._abandon, self._grant, states_of(spec), spec.decoupled
+        )
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU

@@ -8,7 +8,15 @@ from itertools import repeat
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.request import Fact, InferenceRequest, RequestModel, Responder, RunTimes, SpanRecord
+from conch.core.request import (
+    Fact,
+    InferenceRequest,
+    RequestModel,
+    Responder,
+    RunTimes,
+    SpanRecord,
+    TraceCopy,
+)
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -25,7 +33,7 @@ from conch.workers.protocol.codec import (
     number_of,
 )
 from conch.workers.protocol.response_credit import WINDOW
-from conch.workers.protocol.tensors import ReceivedMessage
+from conch.workers.protocol.tensors import Area, ReceivedMessage
 
 
 class HostedRequest(InferenceRequest):
@@ -37,10 +45,12 @@ class HostedRequest(InferenceRequest):
         spent: Units used, which the last response may overdraw; changed by the sending thread.
         gone: True once its last response was sent, or the server has forgotten it.
         waiting: What `when_read` is to call.
+        area: Its inputs where a library reads them by their addresses; None if `inputs` has them.
     """
 
-    __slots__ = ("gone", "granted", "number", "spent", "waiting")
+    __slots__ = ("area", "gone", "granted", "number", "spent", "waiting")
 
+    area: Area | None
     number: int
     granted: int
     spent: int
@@ -88,15 +98,21 @@ class HostedRequests:
         spec: The model version.
         responder: Takes their responses.
         add_span: Takes spans that the model makes, with the number of the request.
+        by_address: The model reads inputs by their addresses.
     """
 
     def __init__(
-        self, spec: ModelSpec, responder: Responder, add_span: Callable[[int, SpanRecord], None]
+        self,
+        spec: ModelSpec,
+        responder: Responder,
+        add_span: Callable[[int, SpanRecord], None],
+        by_address: bool = False,
     ) -> None:
         self._name = spec.name
         self._version = str(spec.version)
         self.responder = responder
         self._add_span = add_span
+        self._by_address = by_address
         self._batches: dict[int, Sequence[HostedRequest]] = {}
         self._left: dict[int, HostedRequest] = {}
 
@@ -146,7 +162,9 @@ class HostedRequests:
             UnreachableError: The memory of a tensor can't be opened here.
         """
         columns = decode_requests(received)
-        lists = received.lists(len(columns.rows))
+        count = len(columns.rows)
+        areas = received.areas(count) if self._by_address else None
+        lists: Iterable[list[Tensor]] = repeat([], count) if areas else received.lists(count)
         for failure in (received.unreachable or {}).values():
             raise failure
         name, version, responder = self._name, self._version, self.responder
@@ -155,8 +173,8 @@ class HostedRequests:
         fillers = 0
         first = number_of(number, 0)
         numbers = columns.numbers or repeat(0)
-        for row, request_id, options, former, tensors in zip(
-            columns.rows, columns.ids, columns.options, numbers, lists, strict=False
+        for row, request_id, options, former, tensors, area in zip(
+            columns.rows, columns.ids, columns.options, numbers, lists, areas or repeat(None), strict=False
         ):
             received_ns, queued_ns, deadline, size, flags = row
             inputs: dict[str, Tensor] = {}
@@ -170,6 +188,7 @@ class HostedRequests:
                 request.number = first + len(own)
                 request.granted, request.spent, request.gone = WINDOW, 0, False
                 request.waiting = None
+            request.area = area
             request.queued_ns = queued_ns
             request.deadline_ns = None if deadline == NO_DEADLINE else deadline
             request.batch_size = size
@@ -228,3 +247,7 @@ class _HostedWatch:
 
     def describe(self, facts: Mapping[str, Fact]) -> None:
         """Likewise."""
+
+    def copy_trace(self) -> TraceCopy | None:
+        """Likewise: the server copies requests."""
+        return None

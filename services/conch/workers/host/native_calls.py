@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 _MODEL_READY, _SERVER_READY, _SERVER_METADATA, _MODEL_METADATA, _MODEL_STATISTICS, _MODEL_CONFIG = range(6)
 _MODEL_INDEX, _LOAD, _UNLOAD, _UNLOAD_DEPENDENTS, _MODEL_PROPERTIES, _SERVER_LIVE = range(6, 12)
+_SERVER_METRICS = 12
 
-_NAMES = {
-    _SERVER_METADATA: "TRITONSERVER_ServerMetadata",
-    _MODEL_STATISTICS: "TRITONSERVER_ServerModelStatistics",
-    _MODEL_INDEX: "TRITONSERVER_ServerModelIndex",
+_FACTS = {
+    _SERVER_METADATA: "server",
+    _MODEL_METADATA: "model",
+    _MODEL_STATISTICS: "statistics",
 }
 _START, _END = 1, 2
 _FINAL = 1
@@ -104,7 +105,7 @@ class NativeCalls:
         calls, operation = self._calls, query.operation
         version = str(query.version) if query.version >= 0 else ""
         if operation in (_SERVER_LIVE, _SERVER_READY):
-            return "1"
+            return str(int(bool(calls.fact("live" if operation == _SERVER_LIVE else "ready"))))
         if operation == _MODEL_READY:
             return str(int(calls.model_ready(query.model, version)))
         if operation == _MODEL_PROPERTIES:
@@ -112,15 +113,19 @@ class NativeCalls:
             return str((_DECOUPLED if decoupled else 0) | (_BATCHES if batches else 0))
         if operation == _MODEL_CONFIG:
             return json.dumps(calls.query("config", name=query.model, version=version)["config"])
-        if operation == _MODEL_METADATA:
-            return json.dumps(calls.query("metadata", name=query.model, version=version))
+        if operation in _FACTS:
+            return json.dumps(calls.fact(_FACTS[operation], query.model, version))
+        if operation == _MODEL_INDEX:
+            return json.dumps(calls.fact(query.text or "index"))
+        if operation == _SERVER_METRICS:
+            return str(calls.fact("metrics"))
         if operation == _LOAD:
-            calls.load(query.model, {"config": query.text} if query.text else {})
+            calls.load(query.model, query.parameters)
             return ""
         if operation in (_UNLOAD, _UNLOAD_DEPENDENTS):
             calls.unload(query.model, operation == _UNLOAD_DEPENDENTS)
             return ""
-        raise UnsupportedError(f"conch does not provide {_NAMES.get(operation, 'this')}")
+        raise UnsupportedError(f"the worker does not know the question {operation} of the C host")
 
     def _request(self, call: Call, parent: InferenceRequest | None) -> InferenceRequest:
         inputs = {

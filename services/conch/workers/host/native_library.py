@@ -14,10 +14,11 @@ from typing import Any
 from conch.core.errors import ConchError, UnavailableError
 from conch.workers.host.native_words import OK, code_of, error_of
 
-_INTERFACE = 1
+_INTERFACE = 3
 _OUT_WORDS = 1 << 14
-_WAIT_WORDS = 1 << 20
-"""The host drops no event for a buffer of this size."""
+_MORE_WORDS = 5
+_WAIT_WORDS = 1 << 16
+"""Words of a buffer at first; it grows for larger events."""
 
 _TEXT, _U32, _U64, _I32, _POINTER = (
     ctypes.c_char_p,
@@ -49,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "conch_new_layout": (_POINTER, (_TEXT,)),
     "conch_free_layout": (None, (_POINTER,)),
     "conch_execute": (_I32, (_POINTER, _U32, _U32, _TEXT, _POINTER, _U64, _POINTER, _POINTER)),
+    "conch_left": (_U64, (_POINTER, _U32, _POINTER, _U64)),
     "conch_cancel": (None, (_POINTER, _U64)),
     "conch_wait": (_U64, (_POINTER, _POINTER, _U64, _U32)),
     "conch_wake": (None, (_POINTER,)),
@@ -64,7 +66,7 @@ class Buffer:
     """Memory that the host writes words to.
 
     Attributes:
-        words: Its size.
+        words: Its size; `data` has a few more, for readers of events.
         address: Where it begins.
         data: Its bytes.
     """
@@ -72,7 +74,11 @@ class Buffer:
     __slots__ = ("_memory", "address", "data", "words")
 
     def __init__(self, words: int = _OUT_WORDS) -> None:
-        self._memory = (_U64 * words)()
+        self.grow(words)
+
+    def grow(self, words: int) -> None:
+        """Replaces the memory by more."""
+        self._memory = (_U64 * (words + _MORE_WORDS))()
         self.words = words
         self.address = ctypes.addressof(self._memory)
         self.data = memoryview(self._memory).cast("B")
@@ -265,6 +271,9 @@ class HostLibrary:
         )
         if code != OK:
             self.check(code)
+        if into.written > out.words:
+            out.grow(into.written)
+            self._library.conch_left(self._host, index, out.address, out.words)
 
     def cancel(self, number: int) -> None:
         """Sets what the backend finds in IsCancelled."""
@@ -274,8 +283,11 @@ class HostLibrary:
 
     def wait(self, out: Buffer, timeout_ms: int) -> int:
         """Waits for events of no execution; returns their words; one thread at a time."""
-        written: int = self._library.conch_wait(self._host, out.address, out.words, timeout_ms)
-        return written
+        while True:
+            written: int = self._library.conch_wait(self._host, out.address, out.words, timeout_ms)
+            if written <= out.words:
+                return written
+            out.grow(written)
 
     def wake(self) -> None:
         """Ends a `wait`."""

@@ -23,7 +23,8 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -38,12 +39,13 @@ from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Buffer, Tensor
+from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+from conch.workers.host.host_policies import Policy, bind, policy_name
 from conch.workers.host.native_calls import NativeCalls
+from conch.workers.host.native_instances import open_instances, threads_of
 from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiting_buffer
 from conch.workers.host.native_metrics import NativeMetrics
 from conch.workers.host.native_words import (
-    KINDS,
     Activity,
     Call,
     CallCancel,
@@ -55,17 +57,21 @@ from conch.workers.host.native_words import (
     Query,
     Released,
     Response,
+    SmallResponse,
     State,
     address_of,
     flags_of,
     pack_layout,
     pack_rarities,
     pack_words,
+    read_description,
     read_events,
+    read_small_responses,
 )
-from conch.workers.protocol.channel import MOST_INLINE
+from conch.workers.host.response_writer import JoinedResponses
+from conch.workers.protocol.channel import MOST_INLINE, WireError
 from conch.workers.protocol.spec_json import Library
-from conch.workers.protocol.tensors import LayoutKey
+from conch.workers.protocol.tensors import Description, Layout, LayoutKey, describe_layout
 
 if TYPE_CHECKING:
     from conch.core.custom_metrics import CustomFamilies
@@ -94,6 +100,10 @@ class NativeModel:
         calls: The server, for calls of the library.
         families: Registry of its metrics.
         note: Receives deviations from the config.
+
+    Attributes:
+        instances: The instances, once it is open.
+        threads: For each of them the number of the first one with which it shares its thread.
     """
 
     def __init__(
@@ -122,6 +132,8 @@ class NativeModel:
         self._closing = False
         self._deliverer: threading.Thread | None = None
         self.instances: list[NativeInstance] = []
+        self.threads: list[int] = []
+        self._policies: list[tuple[str, Policy]] = []
         self.has_readiness = False
 
     # --- opening and closing, on the main thread -----------------------------------------------------------
@@ -140,12 +152,12 @@ class NativeModel:
         self._deliverer = threading.Thread(target=self._deliver, name="conch-native-deliver", daemon=True)
         self._deliverer.start()
         try:
-            self._open_instances(placements)
+            self._open_instances(placements, facts)
         except ConchError:
             self._stop_delivery()  # once the log has what the library has logged
             raise
 
-    def _open_instances(self, placements: Sequence[Placement]) -> None:
+    def _open_instances(self, placements: Sequence[Placement], facts: Mapping[str, Any]) -> None:
         spec, host = self.spec, self.host
         sequence = spec.sequence
         host.open_model(
@@ -159,21 +171,15 @@ class NativeModel:
             _keep_config,
         )
         host.set_outputs(self._names, len(self._states))
-        for index, placement in enumerate(placements):
-            try:
-                host.open_instance(
-                    index,
-                    placement.name,
-                    KINDS.index(placement.kind),
-                    placement.device_id,
-                    placement.passive,
-                    json.dumps({_policy(placement): {}}),
-                    placement.profiles,
-                )
-            except ConchError as error:
-                log.error("ERROR: Failed to create instance: %s", error.message)
-                raise
-            self.instances.append(NativeInstance(self, index))
+        names = [policy_name(spec, placement) for placement in placements]
+        self._policies = [(name, self._library.policies.get(name, {})) for name in names]
+        open_instances(host, placements, self._policies, facts)
+        self.threads = threads_of(placements, facts, spec.name, sequence is not None)
+        self.instances += [NativeInstance(self, index) for index in range(len(placements))]
+
+    def enter_thread(self, number: int) -> None:
+        """Has the calling thread run where the host policy of an instance says."""
+        bind(*self._policies[number])
 
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""
@@ -196,11 +202,21 @@ class NativeModel:
     def begin(self, request: HostedRequest, inputs: object, batch: Batch, index: int) -> None:
         """Registers a request that is about to be executed, and keeps its inputs until it is released."""
         request.on_cancel = self._cancel
-        self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        opened = self._open.get(request.number)
+        if opened is None:
+            self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        else:  # it runs again, and has responses that wait
+            opened.inputs, opened.batch, opened.index, opened.released = inputs, batch, index, False
 
     def forget(self, requests: Sequence[HostedRequest]) -> None:
-        """Drops the requests of a batch that failed."""
+        """Drops the requests of a batch that failed, or has ended."""
         for request in requests:
+            self._open.pop(request.number, None)
+
+    def forget_waiting(self, request: HostedRequest) -> None:
+        """Drops a request that does not run again."""
+        opened = self._open.get(request.number)
+        if opened is not None and opened.released:
             self._open.pop(request.number, None)
 
     def _cancel(self, request: InferenceRequest) -> None:
@@ -212,7 +228,7 @@ class NativeModel:
         buffer = waiting_buffer()
         while True:
             closing = self._closing
-            count = self.host.wait(buffer, _WAIT_MS)
+            count = self.host.wait(buffer, 0 if closing else _WAIT_MS)
             for event in read_events(buffer.data, count):
                 try:
                     self.handle(event)
@@ -231,6 +247,8 @@ class NativeModel:
         match event:
             case Response():
                 self._respond(event, batch, responses)
+            case SmallResponse():
+                self._respond_small(event, batch, responses)
             case Released():
                 self._release(event, batch, responses)
             case State():
@@ -267,21 +285,45 @@ class NativeModel:
                 self.host.free_result(event.result)
         elif event.result:
             outputs = self._tensors(event.result, event.outputs, request.requested)
-            if opened.states:
-                outputs += opened.states
-                opened.states = []
-            response = InferenceResponse(outputs, None, event.parameters)
+            response = InferenceResponse(opened.with_states(outputs), None, event.parameters)
         elif not self.decoupled:
             text = f"model '{self.spec.name}' has ended a request without a response"
             response = InferenceResponse([], InternalError(text))
-        if event.final:
+        self._give(opened, response, event.final, batch, responses)
+
+    def _respond_small(
+        self, event: SmallResponse, batch: Batch | None, responses: list[InferenceResponse | None] | None
+    ) -> None:
+        opened = self._open.get(event.number)
+        if opened is None:
+            return
+        requested, names = opened.request.requested, self._names
+        outputs = [
+            Tensor(names[place], datatype, shape, data)
+            for place, datatype, shape, data in event.outputs
+            if requested is None or names[place] in requested
+        ]
+        response = InferenceResponse(opened.with_states(outputs))
+        self._give(opened, response, event.final, batch, responses)
+
+    def _give(
+        self,
+        opened: _OpenRequest,
+        response: InferenceResponse | None,
+        final: bool,
+        batch: Batch | None,
+        responses: list[InferenceResponse | None] | None,
+    ) -> None:
+        """Adds a response to those of its batch, or sends it."""
+        request = opened.request
+        if final:
             opened.answered = True
             if opened.released:
-                self._open.pop(event.number, None)  # the thread that delivers may have been as fast
+                self._open.pop(request.number, None)  # the thread that delivers may have been as fast
         if responses is not None and opened.batch is batch and not self.decoupled:
             responses[opened.index] = response
         elif not request.filler:
-            self._send(opened, response, event.final)
+            self._send(opened, response, final)
 
     def _release(
         self, event: Released, batch: Batch | None, responses: list[InferenceResponse | None] | None
@@ -289,10 +331,11 @@ class NativeModel:
         opened = self._open.get(event.number)
         if opened is None:
             return
-        opened.inputs = None
+        opened.inputs = opened.request.area = None
         opened.released = True
         if event.again:
-            self._open.pop(event.number, None)
+            if not self.decoupled or batch is None:  # else its responses may come at any time
+                self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True
                 if opened.states:
@@ -306,8 +349,17 @@ class NativeModel:
     def _keep_state(
         self, event: State, batch: Batch | None, responses: list[InferenceResponse | None] | None
     ) -> None:
-        """Adds a state to the response that it belongs to; most states come before."""
+        """Adds a state to the response that it belongs to; most states come before.
+
+        States of a decoupled model are the response of their batch.
+        """
         tensors = self._tensors(event.result, (event.output,), None)
+        if self.decoupled and batch is not None and responses is not None:
+            requests = cast("Sequence[HostedRequest]", batch.requests)
+            index = next(index for index, each in enumerate(requests) if each.number == event.number)
+            before = responses[index]
+            responses[index] = InferenceResponse([*(before.outputs if before else ()), *tensors])
+            return
         opened = self._open.get(event.number)
         if opened is None:
             return
@@ -338,6 +390,21 @@ class NativeModel:
         if memory is None:
             self.host.free_result(result)
         return tensors
+
+    def small_layout(self, described: bytes, requested: tuple[str, ...] | None) -> Description | None:
+        """The layout of small responses; None if their tensors do not fit it, or not all are requested."""
+        outputs = read_description(described)
+        key = tuple([(self._names[place], datatype, shape) for place, datatype, shape, _ in outputs])
+        if requested is not None and any(name not in requested for name, _, _ in key):
+            return None
+        try:
+            layout = describe_layout(key)
+        except WireError:  # a dim is negative
+            return None
+        if layout.nbytes < 0:  # the sizes of strings differ
+            return None
+        fits = all(prod(shape) * ELEMENT_SIZES[datatype] == nbytes for _, datatype, shape, nbytes in outputs)
+        return layout if fits else None
 
     def _add_span(self, event: Activity) -> None:
         opened = self._open.get(event.number)
@@ -406,12 +473,18 @@ class NativeInstance:
         self._model = model
         self._index = index
         self._buffers = ExecuteBuffers()
-        self._layouts: Table[tuple[LayoutKey, tuple[str, ...]], int] = Table(_MOST_LAYOUTS)
+        # By inputs and wanted outputs: the host's layout, and what keeps the identity of a received one.
+        self._layouts: Table[tuple[int | LayoutKey, tuple[str, ...]], tuple[object, int]]
+        self._layouts = Table(_MOST_LAYOUTS)
+        self._dropped: list[int] = []  # freed after the batch that they were dropped for: it may name them
+        # By the description of small responses and what is requested; None if they can't be joined.
+        self._small_layouts: Table[tuple[bytes, tuple[str, ...] | None], Description | None]
+        self._small_layouts = Table(_MOST_LAYOUTS)
         padding = model.spec.padding
         self._padder = None if padding is None else Padder(padding)
         self.readiness: Readiness | None = _Readiness(model) if model.has_readiness else None
 
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | JoinedResponses | None:
         """Runs a batch."""
         model, buffers = self._model, self._buffers
         requests = cast("Sequence[HostedRequest]", batch.requests)  # made by `HostedRequests`
@@ -421,34 +494,72 @@ class NativeInstance:
         except BaseException:  # raised again
             model.forget(requests)
             raise
-        responses: list[InferenceResponse | None] = [None] * len(requests)
-        for event in read_events(buffers.out.data, buffers.written):
-            model.handle(event, batch, responses)
+        finally:
+            for layout in self._dropped:
+                model.host.free_layout(layout)
+            self._dropped.clear()
         begun_ns, ended_ns = buffers.times
         if begun_ns:
             batch.compute_input_end_ns = begun_ns
         if ended_ns:
             batch.compute_output_start_ns = ended_ns
-        return None if model.decoupled else responses
+        joined = None if model.decoupled else self._joined(requests)
+        if joined is not None:
+            model.forget(requests)
+            return joined
+        responses: list[InferenceResponse | None] = [None] * len(requests)
+        for event in read_events(buffers.out.data, buffers.written):
+            model.handle(event, batch, responses)
+        return responses if not model.decoupled or any(responses) else None
 
     def close(self) -> None:
         """Ends the model with its first instance, once none runs a batch."""
         if self._index == 0:
             self._model.close()
 
+    def _joined(self, requests: Sequence[HostedRequest]) -> JoinedResponses | None:
+        """The responses, if they are small and alike, and all requests are released; else None.
+
+        `NativeModel.handle` makes the same of the same events, and of all others. This halves a worker's time
+        for each request of a batch of 8, and saves a quarter of a single one's.
+        """
+        buffers, requested = self._buffers, requests[0].requested
+        found = read_small_responses(buffers.out.data, buffers.written, requests[0].number, len(requests))
+        if found is None or len(found.data) > MOST_INLINE:
+            return None
+        for request in requests:
+            if request.requested != requested:
+                return None
+        key = found.described, requested
+        try:
+            layout = self._small_layouts[key]
+        except KeyError:
+            layout = self._small_layouts.keep(key, self._model.small_layout(*key))
+        return None if layout is None else JoinedResponses(layout, found.data)
+
     def _pack(self, batch: Batch, requests: Sequence[HostedRequest]) -> bytes:
         """What `conch_execute` gets of the requests, which are registered."""
-        model = self._model
+        begin = self._model.begin
         words: list[int] = []
         parts: list[bytes] = []
         for index, request in enumerate(requests):
-            inputs = request.inputs if self._padder is None else self._padded(request, batch)
-            model.begin(request, inputs, batch, index)
+            area, inputs = request.area, request.inputs
+            if area is not None:
+                known, places, _ = area
+                layout = self._layout(request, known)
+            else:
+                if self._padder is not None:
+                    inputs = self._padded(request, batch)
+                tensors = inputs.values()
+                places = tuple([word for tensor in tensors for word in _memory_of(tensor, batch)])
+                key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+                layout = self._layout(request, key)
+            begin(request, inputs, batch, index)
             rarities = pack_rarities(request)
             correlation = request.correlation_id
             words += (
                 request.number,
-                self._layout(request, inputs),
+                layout,
                 flags_of(request),
                 request.filler,
                 correlation if isinstance(correlation, int) else 0,
@@ -459,24 +570,29 @@ class NativeInstance:
             if rarities:
                 parts += (pack_words(words), rarities)
                 words = []
-            for tensor in inputs.values():
-                words += _memory_of(tensor, batch)
+            words += places
         parts.append(pack_words(words))
         return b"".join(parts)
 
-    def _layout(self, request: HostedRequest, inputs: dict[str, Tensor]) -> int:
-        """The layout of a request's tensors and wanted outputs."""
+    def _layout(self, request: HostedRequest, inputs: Layout | LayoutKey) -> int:
+        """The host's layout of a request's tensors and wanted outputs."""
         requested = self._model.outputs if request.requested is None else request.requested
         if request.filler:
             requested = ()
-        key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.values()]), requested
-        layout = self._layouts.get(key)
-        if layout is None:
-            host = self._model.host
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                for each in self._layouts.values():
-                    host.free_layout(each)
-            layout = self._layouts.keep(key, host.new_layout(pack_layout(*key)))
+        # A received layout is known by itself, without a look at each of its tensors.
+        key = id(inputs) if isinstance(inputs, Layout) else inputs, requested
+        known = self._layouts.get(key)
+        if known is not None:
+            return known[1]
+        described: LayoutKey
+        if isinstance(inputs, Layout):
+            described = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.tensors])
+        else:
+            described = inputs
+        if len(self._layouts) >= _MOST_LAYOUTS:  # the table empties itself
+            self._dropped += [layout for _, layout in self._layouts.values()]
+        layout = self._model.host.new_layout(pack_layout(described, requested))
+        self._layouts.keep(key, (inputs, layout))
         return layout
 
     def _padded(self, request: HostedRequest, batch: Batch) -> dict[str, Tensor]:
@@ -528,14 +644,24 @@ class _OpenRequest:
 
     __slots__ = ("answered", "batch", "index", "inputs", "released", "request", "states", "waiting")
 
+    states: list[Tensor]
+    waiting: deque[tuple[InferenceResponse | None, bool, int]]
+
     def __init__(self, request: HostedRequest, inputs: object, batch: Batch, index: int) -> None:
         self.request = request
         self.inputs = inputs
         self.batch = batch
         self.index = index
         self.answered = self.released = False
-        self.states: list[Tensor] = []
-        self.waiting: deque[tuple[InferenceResponse | None, bool, int]] = deque()
+        self.states = []
+        self.waiting = deque()
+
+    def with_states(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Outputs and the states that wait for them."""
+        if self.states:
+            outputs += self.states
+            self.states = []
+        return outputs
 
     def send_waiting(self, send: Callable[[_OpenRequest], None]) -> Callable[[], None]:
         """What to call when the server has granted units."""
@@ -595,11 +721,6 @@ def _memory_of(tensor: Tensor, batch: Batch) -> tuple[int, int]:
         array = tensor.numpy()
         nbytes = array.nbytes
     return address_of(array), nbytes
-
-
-def _policy(placement: Placement) -> str:
-    """The name of an instance's host policy."""
-    return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
 
 
 def _keep_config(config: str) -> None:

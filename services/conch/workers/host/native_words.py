@@ -57,6 +57,7 @@ _STRING, _INT, _BOOL, _DOUBLE, _BYTES = range(5)
 
 _START, _END = 1, 2
 _WORD = struct.Struct("=Q")
+_BEGIN = struct.Struct("=5Q")
 
 
 class Output(NamedTuple):
@@ -78,6 +79,23 @@ class Response(NamedTuple):
     error: ConchError | None
     parameters: Mapping[str, Parameter] | None
     outputs: Sequence[Output]
+
+
+class SmallOutput(NamedTuple):
+    """An output whose bytes came with the event."""
+
+    place: int
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class SmallResponse(NamedTuple):
+    """A response that holds no memory, without an error or parameters."""
+
+    number: int
+    final: bool
+    outputs: Sequence[SmallOutput]
 
 
 class Released(NamedTuple):
@@ -131,13 +149,14 @@ class MetricChange(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What the backend asks of the server."""
+    """What the backend asks of the server; a load has parameters."""
 
     call: int
     operation: int
     version: int
     model: str
     text: str
+    parameters: Mapping[str, str | bytes]
 
 
 class CallInput(NamedTuple):
@@ -174,7 +193,19 @@ class CallCancel(NamedTuple):
     call: int
 
 
-Event = Response | Released | State | LogText | Note | Activity | MetricChange | Query | Call | CallCancel
+Event = (
+    Response
+    | SmallResponse
+    | Released
+    | State
+    | LogText
+    | Note
+    | Activity
+    | MetricChange
+    | Query
+    | Call
+    | CallCancel
+)
 
 
 # --- errors ------------------------------------------------------------------------------------------------
@@ -226,11 +257,11 @@ def flags_of(request: InferenceRequest) -> int:
 
 def pack_rarities(request: InferenceRequest) -> bytes:
     """The fields of a request that few have; empty without any."""
-    watch = request.watch
-    trace = "" if watch is None else watch.trace_context
-    correlation = request.correlation_id if isinstance(request.correlation_id, str) else ""
-    if not (request.id or correlation or trace or request.parameters):
+    watch, correlation = request.watch, request.correlation_id
+    if not (request.id or watch or request.parameters or (correlation and isinstance(correlation, str))):
         return b""
+    trace = "" if watch is None else watch.trace_context
+    correlation = correlation if isinstance(correlation, str) else ""
     parts = [pack_text(request.id), pack_text(correlation), pack_text(trace)]
     parts.append(pack_parameters(request.parameters or {}))
     return b"".join(parts)
@@ -283,6 +314,60 @@ def _kind_of(value: Parameter) -> int:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
+class SmallResponses(NamedTuple):
+    """The responses to a batch whose outputs are all described by the same words."""
+
+    described: bytes
+    data: bytes
+
+
+def read_small_responses(data: memoryview, words: int, first: int, count: int) -> SmallResponses | None:
+    """Reads the events of a batch of requests with numbers from `first`, in any order.
+
+    None unless each request has got one small response, a final one, and is released, and nothing else has
+    happened. `read_events` reads these events too, and all others. Readable are five words more than `words`.
+    """
+    outputs = [data] * count
+    described = b""
+    released = answered = 0  # a bit for each request
+    at, end = 0, 8 * words
+    while at < end:
+        size, kind, number, final, length = _BEGIN.unpack_from(data, at)
+        next_at = at + 8 * size
+        index = number - first
+        if not 0 <= index < count:
+            return None
+        if kind == _RELEASED:
+            released |= 1 << index
+        elif kind != _SMALL_RESPONSE or not final or answered >> index & 1:
+            return None
+        else:
+            start = at + _BEGIN.size + 8 * length
+            own = data[at + _BEGIN.size : start].tobytes()
+            if own != described:
+                if answered:
+                    return None
+                described = own
+            outputs[index] = data[start:next_at]
+            answered |= 1 << index
+        at = next_at
+    if not answered == released == (1 << count) - 1:
+        return None
+    return SmallResponses(described, b"".join(outputs))
+
+
+def read_description(described: bytes) -> list[tuple[int, str, tuple[int, ...], int]]:
+    """Index, datatype, shape and bytes of each output of a small response."""
+    words = struct.unpack(f"={len(described) // 8}Q", described)
+    return _read_description(_Words(words, memoryview(described)))
+
+
+def _read_description(reader: _Words) -> list[tuple[int, str, tuple[int, ...], int]]:
+    return [
+        (reader.word(), DATATYPES[reader.word()], reader.dims(), reader.word()) for _ in range(reader.word())
+    ]
+
+
 class _Words:
     """Reads words one after the other."""
 
@@ -307,14 +392,13 @@ class _Words:
         value: float = struct.unpack_from("=d", self.data, 8 * at)[0]
         return value
 
-    def bytes(self) -> bytes:
-        length = self.word()
+    def raw(self, length: int) -> bytes:
         start = 8 * self.at
         self.at += (length + 7) // 8
         return bytes(self.data[start : start + length])
 
     def text(self) -> str:
-        return self.bytes().decode("utf-8", "replace")
+        return self.raw(self.word()).decode("utf-8", "replace")
 
     def texts(self) -> list[str]:
         return [self.text() for _ in range(self.word())]
@@ -380,6 +464,14 @@ def _read_response(number: int, reader: _Words) -> Response:
     )
 
 
+def _read_small_response(number: int, reader: _Words) -> SmallResponse:
+    final, _ = reader.word(), reader.word()
+    outputs = []
+    for place, datatype, shape, nbytes in _read_description(reader):
+        outputs.append(SmallOutput(place, datatype, shape, reader.raw(nbytes)))
+    return SmallResponse(number, final == 1, outputs)
+
+
 def _read_state(number: int, reader: _Words) -> State:
     return State(number, reader.word(), reader.output())
 
@@ -405,7 +497,14 @@ def _read_metric(number: int, reader: _Words) -> MetricChange:
 
 
 def _read_query(number: int, reader: _Words) -> Query:
-    return Query(reader.word(), reader.word(), reader.signed(), reader.text(), reader.text())
+    call, operation, version = reader.word(), reader.word(), reader.signed()
+    model, text = reader.text(), reader.text()
+    parameters: dict[str, str | bytes] = {}
+    for _ in range(reader.word()):
+        kind, key = reader.word(), reader.text()
+        value = reader.raw(reader.word())
+        parameters[key] = value if kind == _BYTES else value.decode("utf-8", "replace")
+    return Query(call, operation, version, model, text, parameters)
 
 
 def _read_call(number: int, reader: _Words) -> Call:
@@ -435,7 +534,7 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-_RESPONSE, _RELEASED, _RESCHEDULED = 1, 2, 3
+_RESPONSE, _RELEASED, _RESCHEDULED, _SMALL_RESPONSE = 1, 2, 3, 12
 _FINAL_ALONE = 2
 _HISTOGRAM = 2
 _READERS: Mapping[int, Callable[[int, _Words], Event]] = {
@@ -447,4 +546,5 @@ _READERS: Mapping[int, Callable[[int, _Words], Event]] = {
     9: _read_query,
     10: _read_call,
     11: _read_cancel,
+    12: _read_small_response,
 }

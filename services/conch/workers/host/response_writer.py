@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
+from typing import NamedTuple, cast
 
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
@@ -22,6 +22,7 @@ from conch.workers.host.response_frames import ResponseFrames, SentResponse
 from conch.workers.protocol.channel import MOST_INLINE, ChannelClosedError, Kind
 from conch.workers.protocol.codec import (
     RESCHEDULED,
+    Times,
     encode_failure,
     encode_json,
     encode_responses,
@@ -29,11 +30,23 @@ from conch.workers.protocol.codec import (
     text_of,
 )
 from conch.workers.protocol.response_credit import units
-from conch.workers.protocol.tensors import MessageStream, Payload
+from conch.workers.protocol.tensors import Description, MessageStream, Payload, lists_in_one
 
 Responses = Sequence[InferenceResponse | None]
 Encoded = tuple[bytes, Sequence[bytes], Payload | None]
 """Fields, texts and tensors of a message."""
+
+
+class JoinedResponses(NamedTuple):
+    """Responses to all requests of a batch, with outputs of one layout and nothing else.
+
+    Attributes:
+        layout: The layout of each response, which says the sizes.
+        data: The outputs of all, each padded to a multiple of eight bytes.
+    """
+
+    layout: Description
+    data: bytes
 
 
 class ResponseWriter:
@@ -43,18 +56,25 @@ class ResponseWriter:
         requests: The open requests.
     """
 
-    def __init__(self, spec: ModelSpec, stream: MessageStream, reader: HostReader) -> None:
+    def __init__(
+        self, spec: ModelSpec, stream: MessageStream, reader: HostReader, by_address: bool = False
+    ) -> None:
         self._name = spec.name
         self._decoupled = spec.decoupled
         self._stream = stream
         self._frames = ResponseFrames(spec.name, stream)
         self._reader = reader
-        self.requests = HostedRequests(spec, self._respond, self._send_span)
+        self.requests = HostedRequests(spec, self._respond, self._send_span, by_address)
 
     # --- batches ------------------------------------------------------------------------------------------
 
-    def encode(self, number: int, batch: Batch, outcome: Outcome) -> Encoded:
+    def encode(self, number: int, batch: Batch, outcome: Outcome | JoinedResponses) -> Encoded:
         """Encodes the outcome of a batch; the result does not refer to the batch."""
+        if isinstance(outcome, JoinedResponses):
+            self.requests.end(number)
+            count = len(batch.requests)
+            fields = encode_responses(count, times=_times_of(batch))
+            return fields, (), lists_in_one(outcome.layout, count, outcome.data)
         if not isinstance(outcome, BaseException):
             try:
                 try:
@@ -66,8 +86,7 @@ class ResponseWriter:
             except Exception as error:  # boundary: outputs of models, which may not match their shapes
                 outcome = unsendable(self._name, None, error)
         self.requests.end(number)
-        times = batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
-        return *encode_failure(as_conch_error(outcome), times), None
+        return *encode_failure(as_conch_error(outcome), _times_of(batch)), None
 
     def send_done(self, number: int, fields: bytes, texts: Sequence[bytes], payload: Payload | None) -> None:
         """Sends an encoded outcome, or the error why that failed.
@@ -112,7 +131,7 @@ class ResponseWriter:
             if response is None or response.error is not None:
                 plain = False
                 continue
-            if response.parameters or request.completed or request.rescheduled:
+            if response.parameters or request.completed or request.rescheduled or self._decoupled:
                 plain = False
             lists.append(response.outputs)
         left: list[HostedRequest] = []
@@ -128,14 +147,13 @@ class ResponseWriter:
                 if request.rescheduled and (response is None or response.error is None):
                     own |= RESCHEDULED  # a response has only states
                     left.append(request)  # even if completed: the server may resend it before it knows
-                elif response is None and not request.gone:
-                    left.append(request)
+                elif (response is None or self._decoupled) and not request.gone:
+                    left.append(request)  # a response of a decoupled model has only states, too
                 flags.append(own)
         payload = self._stream.pack(lists, True, True)
         self.requests.end(number, left)
         batch.bytes_copied += payload.bytes_copied
-        times = batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
-        return encode_responses(len(responses), flags, texts != [], times), texts, payload
+        return encode_responses(len(responses), flags, texts != [], _times_of(batch)), texts, payload
 
     def _send_span(self, number: int, span: SpanRecord) -> None:
         """Sends a span of a request's model; it arrives before what the model sends later."""
@@ -195,3 +213,7 @@ class ResponseWriter:
                 self.requests.keep(request)  # until the server resends or forgets it
         request.spent += units(outputs)  # senders hold a lock
         self._frames.put(SentResponse(request.number, flags, text, payload, nbytes + 1))
+
+
+def _times_of(batch: Batch) -> Times:
+    return batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied

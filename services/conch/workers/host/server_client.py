@@ -140,6 +140,10 @@ class ServerClient:
         found = self.query("properties", name=name, version=version)
         return bool(found["decoupled"]), bool(found["batches"])
 
+    def fact(self, kind: str, name: str = "", version: str = "") -> object:
+        """See `ServerCalls.fact`."""
+        return self.query("fact", kind=kind, name=name, version=version)["fact"]
+
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""
         self.query("load", name=name, parameters=_pack_parameters(parameters))

@@ -1,7 +1,8 @@
 """The worker's main loop: loads the model, executes batches, ends when the server says so.
 
-A worker has one instance of a Python model, or all instances of a model that a library runs. Each instance is
-a *lane*: a queue of batches, and the thread that executes them.
+A worker has one instance of a Python model, or all instances of a model that a library runs. Each instance
+has a *lane*: a queue of batches, and the thread that executes them. Instances on one GPU share a lane if the
+library asks for it.
 
 Owns: the channel, the lanes. Threads: the main thread loads, and executes for the first lane; whichever
 thread reads (see host_reader) handles messages.
@@ -29,14 +30,13 @@ from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
-from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import HostedRequests
-from conch.workers.host.response_writer import ResponseWriter
+from conch.workers.host.response_writer import JoinedResponses, Responses, ResponseWriter
 from conch.workers.host.server_client import ServerClient
 from conch.workers.protocol import codec
 from conch.workers.protocol.busy_poll import BusyPoll
@@ -81,7 +81,7 @@ class HostedInstance(Protocol):
 
     readiness: Readiness | None
 
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    def execute(self, batch: Batch) -> Responses | JoinedResponses | None:
         """See `BackendInstance.execute`."""
 
     def close(self) -> None:
@@ -97,20 +97,18 @@ class Load(NamedTuple):
 
 
 class Lane:
-    """The batches of one instance.
+    """The batches of one thread.
 
     Attributes:
-        todo: Batches that wait for the instance's thread; None: the server has sent CLOSE.
+        todo: Batches that wait for the thread; None: the server has sent CLOSE.
         backup_reader: Reads during a long execution.
-        instance: The instance, once it is loaded.
     """
 
-    __slots__ = ("backup_reader", "instance", "todo")
+    __slots__ = ("backup_reader", "todo")
 
     def __init__(self, reader: HostReader) -> None:
         self.todo: deque[tuple[int, Batch] | None] = deque()
         self.backup_reader = BackupReader(reader)
-        self.instance: HostedInstance | None = None
 
 
 class Host:
@@ -121,7 +119,8 @@ class Host:
         self._stream = MessageStream(channel, in_worker=True)
         self._reader = HostReader(self._handle_next, channel.ready)
         first = Lane(self._reader)
-        self._lanes = [first]
+        self._lanes = [first]  # by instance
+        self._instances: Sequence[HostedInstance] = ()  # once they are loaded
         self._calls = ServerClient(self._stream, self._reader, first.backup_reader)
         self._families = RemoteFamilies(self)
         self._load: Load | None = None
@@ -207,14 +206,16 @@ class Host:
             return False
         finally:
             first.backup_reader.disarm()
-        self._writer = ResponseWriter(load.spec, self._stream, self._reader)
+        by_address = load.library is not None and load.spec.padding is None
+        self._writer = ResponseWriter(load.spec, self._stream, self._reader, by_address)
         self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
         return True
 
     def _open_python(self, load: Load) -> dict[str, bool]:
         """Opens the instance of a Python model; returns what the server must know of it."""
-        (placement,), (lane,) = load.placements, self._lanes
-        lane.instance = instance = open_instance(load.spec, placement, self._calls, self._note)
+        (placement,) = load.placements
+        instance = open_instance(load.spec, placement, self._calls, self._note)
+        self._instances = (instance,)
         instance.leave_shaping(load.spec)
         return {
             "readiness": instance.readiness is not None,
@@ -228,25 +229,24 @@ class Host:
 
         self._native = model = NativeModel(load.spec, library, self._calls, self._families, self._note)
         model.open(load.placements)
-        for lane, instance in zip(self._lanes, model.instances, strict=True):
-            lane.instance = instance
+        self._instances = model.instances
+        self._lanes = [self._lanes[number] for number in model.threads]
         return {"readiness": model.has_readiness, "concurrent": True, "starts_requests": False}
 
     def _serve(self) -> None:
         """Executes batches of all lanes until the server sends CLOSE."""
-        first, *others = self._lanes
+        first, *others = dict.fromkeys(self._lanes)
         threads = [
             threading.Thread(target=self._serve_beside, args=(lane,), name=f"conch-lane-{number}")
             for number, lane in enumerate(others, 1)
         ]
         for thread in threads:
             thread.start()
-        self._serve_lane(first)
+        self._serve_lane(first, not others)
         for thread in threads:
             thread.join()
-        for lane in self._lanes:
-            assert lane.instance is not None, "it has been loaded"
-            lane.instance.close()
+        for instance in self._instances:
+            instance.close()
         assert self._writer is not None, "it has been loaded"
         self._writer.flush()
         self._families.flush()
@@ -255,16 +255,18 @@ class Host:
 
     def _serve_beside(self, lane: Lane) -> None:
         try:
-            self._serve_lane(lane)
+            self._serve_lane(lane, False)
         except ChannelClosedError:
             self._server_gone()
 
-    def _serve_lane(self, lane: Lane) -> None:
+    def _serve_lane(self, lane: Lane, alone: bool) -> None:
         todo, reader, backup_reader = lane.todo, self._reader, lane.backup_reader
-        instance, writer = lane.instance, self._writer
-        assert instance is not None and writer is not None, "it has been loaded"
-        if len(self._lanes) > 1:
-            self._serve_with_others(lane, instance, writer)
+        writer = self._writer
+        assert writer is not None, "it has been loaded"
+        if self._native is not None:
+            self._native.enter_thread(self._lanes.index(lane))
+        if not alone:
+            self._serve_with_others(lane, writer)
             return
 
         arrivals = select.poll()
@@ -279,10 +281,10 @@ class Host:
             if todo[0] is None:  # CLOSE
                 break
             busy_poll.record_arrival(len(todo[0][1].requests), since_ns)
-            self._execute(todo, instance, writer)
+            self._execute(todo, writer)
             backup_reader.disarm()
 
-    def _serve_with_others(self, lane: Lane, instance: HostedInstance, writer: ResponseWriter) -> None:
+    def _serve_with_others(self, lane: Lane, writer: ResponseWriter) -> None:
         """As `_serve_lane` without polling, which would take the processor from the other lanes."""
         todo, reader, backup_reader = lane.todo, self._reader, lane.backup_reader
         while True:
@@ -290,18 +292,16 @@ class Host:
             backup_reader.arm()
             if todo[0] is None:  # CLOSE
                 break
-            self._execute(todo, instance, writer)
+            self._execute(todo, writer)
             backup_reader.disarm()
 
-    def _execute(
-        self, todo: deque[tuple[int, Batch] | None], instance: HostedInstance, writer: ResponseWriter
-    ) -> None:
+    def _execute(self, todo: deque[tuple[int, Batch] | None], writer: ResponseWriter) -> None:
         item = todo.popleft()
         assert item is not None, "the lane has checked"
         number, batch = item
-        outcome: Outcome
+        outcome: Outcome | JoinedResponses
         try:
-            outcome = instance.execute(batch)
+            outcome = self._instances[batch.instance or 0].execute(batch)
         except BaseException as error:  # the server ends the process, not a model that raises
             outcome = error
         if self._forked:  # a child process that `execute` returned in
@@ -403,6 +403,8 @@ class Host:
             request.completed = True
             request.kept = None
             self._open_requests.remove(request)
+            if self._native is not None:
+                self._native.forget_waiting(request)
 
     def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:
@@ -413,7 +415,7 @@ class Host:
             self._reply_ready(subject, False)
 
     def _on_close(self, subject: int, received: ReceivedMessage) -> None:
-        for lane in self._lanes:
+        for lane in dict.fromkeys(self._lanes):
             lane.todo.append(None)
 
     def _on_hello(self, subject: int, received: ReceivedMessage) -> None:
@@ -452,8 +454,7 @@ class Host:
         return self._writer.requests
 
     def _check_ready(self, subject: int) -> None:
-        instance = self._lanes[0].instance
-        check = None if instance is None else instance.readiness
+        check = self._instances[0].readiness if self._instances else None
         ready = False
         if check is not None:
             check.start()

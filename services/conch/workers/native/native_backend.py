@@ -37,12 +37,14 @@ class NativeBackend(Backend):
         backends: The directory of backends.
         told: Facts of the server for the config that backends read.
         has_gpus: Whether instance groups on GPUs that a backend prefers can be used.
+        policies: Settings of host policies, by name.
     """
 
     default_model_file = ""
     needs_model_file = False
     completion_runs_code = True
     resizes = False
+    takes_host_policies = True
     parameters: ClassVar[tuple[str, ...]] = (
         *("CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB", "CONCH_PROCESS_LIMIT"),
         *(
@@ -53,8 +55,15 @@ class NativeBackend(Backend):
         ),
     )
 
-    def __init__(self, backends: Path, told: Mapping[str, str], has_gpus: bool) -> None:
+    def __init__(
+        self,
+        backends: Path,
+        told: Mapping[str, str],
+        has_gpus: bool,
+        policies: Mapping[str, Mapping[str, str]],
+    ) -> None:
         self._backends = backends
+        self._policies = policies
         self._told = {
             "auto-complete-config": "true",
             "backend-directory": str(backends),
@@ -112,7 +121,8 @@ class NativeBackend(Backend):
         )
 
     def _library(self, backend: str, file: Path, options: Mapping[str, str]) -> Library:
-        return Library(backend, file, {**self._told, **options}, _find_host(backend))
+        options = {**self._told, **options}
+        return Library(backend, file, options, _find_host(backend), self._policies)
 
 
 class _NativeModel(BackendModel):

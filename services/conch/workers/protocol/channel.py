@@ -102,13 +102,26 @@ class Kind(IntEnum):
     LOST = 27  # made by the receiver: stands for a message whose file can't be read
     NOTE = 28  # W: JSON: a conflict between the model and its config
     SPAN = 29  # W, of a request: JSON: a span that the model made
+    # Between the core and a front, see `conch.fronts.front_messages`; C: the core, F: the front.
+    START = 30  # C: JSON: settings of the port
+    CALLERS = 31  # F: JSON: clients that calls name by number
+    OPEN = 32  # F, of a call: its beginning
+    BEGIN = 33  # C, of a stream: its headers are to be sent, and the first message read
+    MESSAGE = 34  # B, of a stream: a message
+    READ = 35  # C, of a stream: the next message may come; F: the client has read so many bytes
+    ANSWER = 36  # C, of a call: its end
+    MODEL = 37  # C, of a model: JSON: its name and version
+    STATE = 38  # F: JSON: what its clients have caused
+    DRAIN = 39  # C: all connections are to end
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 _MOST_BYTES = 2**31 - 1
 MOST_FACTS = 1 << 20  # records of the log, errors and the like: senders cut their texts to far less
-_WITH_TENSORS = frozenset({Kind.EXECUTE, Kind.DONE, Kind.RESPONSES, Kind.CALL, Kind.REPLY})
+_WITH_TENSORS = frozenset(
+    {Kind.EXECUTE, Kind.DONE, Kind.RESPONSES, Kind.CALL, Kind.REPLY, Kind.OPEN, Kind.MESSAGE, Kind.ANSWER}
+)
 _WITH_CONFIG_OR_FILES = frozenset({Kind.LOAD, Kind.QUERY, Kind.RESULT})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,12 +29,14 @@ class Library:
         file: The library.
         options: Facts of the server, and the options of ``--backend-config``.
         host: The library of conch-native, which provides Triton's functions.
+        policies: Settings of host policies, by name.
     """
 
     backend: str
     file: Path
     options: Mapping[str, str]
     host: Path
+    policies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
@@ -77,6 +79,20 @@ def library_from_json(value: object) -> Library | None:
         WireError: It is malformed.
     """
     return None if value is None else _read(Library, value)
+
+
+def record_to_json(record: object) -> dict[str, Any]:
+    """Encodes any dataclass as JSON values."""
+    return _pack_record(record)
+
+
+def record_from_json(kind: type[_Record], value: object) -> _Record:
+    """Decodes a dataclass.
+
+    Raises:
+        WireError: It is malformed.
+    """
+    return _read(kind, value)
 
 
 def _pack_record(record: Any) -> dict[str, Any]:

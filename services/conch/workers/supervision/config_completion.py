@@ -85,7 +85,7 @@ def complete_in_worker(
             process.kill()
             process.wait()
     if result is None:
-        raise crashed(name, sentence(process.how), process.errors)
+        raise crashed(name, sentence(process.how), process.errors, library)
     if "code" in result:
         raise ERRORS_BY_CODE.get(result["code"], InternalError)(result["message"])
     completed: dict[str, Any] = result["config"]

@@ -19,8 +19,10 @@ _MOST_IDS = 32
 _FATAL = "Fatal Python error: "
 
 
-def not_healthy(name: str) -> str:
-    """Triton's sentence for a missing worker."""
+def not_healthy(name: str, library: Library | None = None) -> str:
+    """The sentence for a missing worker; that of Python models is Triton's."""
+    if library is not None:
+        return f"The worker of backend '{library.backend}' has ended."
     return f"Stub process '{name}' is not healthy."
 
 
@@ -30,20 +32,23 @@ def sentence(how: str, why: str = "") -> str:
     return f"Its process {verb}{how or 'does not end'}{f': {why}' if why else ''}."
 
 
-def in_flight_error(name: str, detail: str, retry_after_ms: int) -> UnavailableError:
+def in_flight_error(
+    name: str, detail: str, retry_after_ms: int, library: Library | None = None
+) -> UnavailableError:
     """The error for requests of an instance without a worker; `retry_after_ms` hints at the next restart."""
-    healthy = not_healthy(name)
+    healthy = not_healthy(name, library)
     message = detail if detail.startswith(healthy) else f"{healthy} {detail}"
+    subject = "model instance" if library is None else "model"
     error = UnavailableError(
-        f"Failed to process the request(s) for model instance '{name}', message: {message.strip()}"
+        f"Failed to process the request(s) for {subject} '{name}', message: {message.strip()}"
     )
     error.retry_after_ms = max(retry_after_ms, 1)
     return error
 
 
-def crashed(name: str, how: str, errors: str) -> UnavailableError:
+def crashed(name: str, how: str, errors: str, library: Library | None = None) -> UnavailableError:
     """The error of a worker that died during its start; `how` is a sentence, `errors` its last output."""
-    text = f"{not_healthy(name)} {how}"
+    text = f"{not_healthy(name, library)} {how}"
     last = _end(errors.rstrip(), _SHOWN_BYTES)
     return UnavailableError(f"{text} The last it wrote to standard error:\n{last}" if last else text)
 

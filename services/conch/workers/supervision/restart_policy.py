@@ -1,7 +1,7 @@
 """Restart policy of one instance: a pure state machine with exponential back-off.
 
 Theory of operation: the supervisor reports events with their times; the policy says when to restart.
-The first restart after a death is immediate; each failure doubles the next wait, from 0.1 s up to 30 s.
+The first restart after a death is immediate; each failure doubles the next wait, from 0.1 s up to a limit.
 
 | state | event | next state | effect |
 |---|---|---|---|
@@ -51,6 +51,7 @@ class RestartPolicy:
         try_ns: Time of the next try, in state WAITING.
         restarts: Tries after the first start.
         reason: Why it does not serve.
+        longest_wait_ns: The longest wait.
     """
 
     phase: Phase = Phase.STARTING
@@ -58,6 +59,7 @@ class RestartPolicy:
     try_ns: int = 0
     restarts: int = 0
     reason: str = ""
+    longest_wait_ns: int = LONGEST_WAIT_NS
     _serving_since_ns: int = 0
     _next_wait_ns: int = 0
 
@@ -116,7 +118,7 @@ class RestartPolicy:
         self.reason = reason
         self.wait_ns = self._next_wait_ns
         self.try_ns = now_ns + self.wait_ns
-        self._next_wait_ns = min(max(2 * self.wait_ns, FIRST_WAIT_NS), LONGEST_WAIT_NS)
+        self._next_wait_ns = min(max(2 * self.wait_ns, FIRST_WAIT_NS), self.longest_wait_ns)
 
     def _expect(self, phase: Phase) -> None:
         assert self.phase is phase, f"{self.phase} instead of {phase}"

@@ -99,7 +99,8 @@ class Supervisor:
             left_ns = max(self._policy.try_ns - self._monitor.clock(), 0) if waits else 0
             reason = self._policy.reason
         when = f"The next try to start it is in {left_ns / 1e9:.1f} s." if waits else ""
-        return in_flight_error(self._name, f"{reason} {when}", (left_ns + self._start_ns) // _NS_PER_MS)
+        retry_ms = (left_ns + self._start_ns) // _NS_PER_MS
+        return in_flight_error(self._name, f"{reason} {when}", retry_ms, self._launch.library)
 
     def status(self) -> WorkerStatus:
         """The worker's state."""
@@ -145,7 +146,7 @@ class Supervisor:
         with ExitStack() as undo:
             undo.callback(worker.end)
             if closed:
-                raise UnavailableError(not_healthy(self._name))
+                raise UnavailableError(not_healthy(self._name, self._launch.library))
             worker.load(self._launch.settings.start_timeout_s)
             if self.warm_up is not None:
                 self.warm_up(worker.link)

@@ -239,8 +239,8 @@ class WorkerProcess:
         self._ended_ns = self._launch.monitor.clock()
         self._in_flight = self.link.in_flight()
         if not self._loaded.is_set():
-            return crashed(self._name, self.how, self.process.errors)
-        return in_flight_error(self._name, self.how, retry_after_ms)
+            return crashed(self._name, self.how, self.process.errors, self._launch.library)
+        return in_flight_error(self._name, self.how, retry_after_ms, self._launch.library)
 
     def _too_many(self, count: int) -> None:
         """Kills a worker that has started too many processes, and them; on the monitor's thread."""

@@ -63,6 +63,8 @@ int32_t conch_open(
   host->library = opened;
   host->server.host = host->backend.host = host->model.host = host;
   pthread_mutex_init(&host->lock, NULL);
+  pthread_cond_init(&host->room, NULL);
+  pthread_mutex_init(&host->instances_lock, NULL);
   pthread_mutex_init(&host->lives_lock, NULL);
   pthread_mutex_init(&host->calls_lock, NULL);
   pthread_condattr_t monotonic;
@@ -155,9 +157,13 @@ int32_t conch_open_instance(
     TRITONSERVER_Error* error = host->instance_initialize(instance);
     if (error != NULL) return conch_take_error(error);
   }
-  host->instances = conch_realloc(host->instances, (index + 1) * sizeof *host->instances);
+  pthread_mutex_lock(&host->instances_lock);
+  if (index >= host->instance_count) {
+    host->instances = conch_realloc(host->instances, (index + 1) * sizeof *host->instances);
+    while (host->instance_count <= index) host->instances[host->instance_count++] = NULL;
+  }
   host->instances[index] = instance;
-  host->instance_count = index + 1;
+  pthread_mutex_unlock(&host->instances_lock);
   return CONCH_OK;
 }
 
@@ -254,11 +260,7 @@ TRITONSERVER_Error* TRITONBACKEND_MemoryManagerAllocate(
     TRITONBACKEND_MemoryManager* manager, void** buffer, TRITONSERVER_MemoryType memory_type, int64_t id,
     uint64_t size) {
   (void)manager;
-  (void)id;
-  if (memory_type == TRITONSERVER_MEMORY_GPU)
-    return conch_error(TRITONSERVER_ERROR_UNSUPPORTED, "GPU memory allocation not supported");
-  if (memory_type == TRITONSERVER_MEMORY_CPU_PINNED)
-    return conch_error(TRITONSERVER_ERROR_UNSUPPORTED, "Pinned memory allocation not supported");
+  if (memory_type != TRITONSERVER_MEMORY_CPU) return conch_allocate_device(buffer, memory_type, id, size);
   *buffer = malloc(size ? size : 1);
   if (*buffer == NULL) return conch_error(TRITONSERVER_ERROR_UNAVAILABLE, "CPU memory allocation failed");
   return NO_ERROR;
@@ -267,11 +269,7 @@ TRITONSERVER_Error* TRITONBACKEND_MemoryManagerAllocate(
 TRITONSERVER_Error* TRITONBACKEND_MemoryManagerFree(
     TRITONBACKEND_MemoryManager* manager, void* buffer, TRITONSERVER_MemoryType memory_type, int64_t id) {
   (void)manager;
-  (void)id;
-  if (memory_type != TRITONSERVER_MEMORY_CPU)
-    return conch_error(
-        TRITONSERVER_ERROR_UNSUPPORTED, "%s memory was not allocated here",
-        TRITONSERVER_MemoryTypeString(memory_type));
+  if (memory_type != TRITONSERVER_MEMORY_CPU) return conch_free_device(buffer, memory_type, id);
   free(buffer);
   return NO_ERROR;
 }

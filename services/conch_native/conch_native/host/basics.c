@@ -338,10 +338,14 @@ void words_put_real(words_t* to, double value) {
 }
 
 void words_put_bytes(words_t* to, const void* bytes, size_t size) {
+  words_put(to, size);
+  words_put_padded(to, bytes, size);
+}
+
+void words_put_padded(words_t* to, const void* bytes, size_t size) {
   size_t padded = (size + 7) / 8;
-  words_reserve(to, padded + 1);
-  to->words[to->count++] = size;
   if (padded == 0) return;
+  words_reserve(to, padded);
   to->words[to->count + padded - 1] = 0;
   memcpy(to->words + to->count, bytes, size);
   to->count += padded;
@@ -370,7 +374,7 @@ void words_put_parameters(words_t* to, const TRITONSERVER_Parameter* first) {
     words_put_text(to, first->name);
     switch (first->type) {
       case TRITONSERVER_PARAMETER_STRING:
-        words_put_text(to, first->value.text);
+        words_put_bytes(to, first->value.text, strlen(first->value.text));
         break;
       case TRITONSERVER_PARAMETER_BYTES:
         words_put_bytes(to, first->value.bytes, first->size);

@@ -119,10 +119,10 @@ static void call_remove(conch_host* host, conch_call_t* call) {
 
 /* --- Queries ----------------------------------------------------------------------------------------------- */
 
-/* Asks, and waits for the answer: a text to be freed. */
-static TRITONSERVER_Error* ask(
+/* Asks, with parameters of types STRING and BYTES, and waits for the answer: a text to be freed. */
+static TRITONSERVER_Error* ask_with(
     TRITONSERVER_Server* server, enum conch_query kind, const char* model, int64_t version, const char* text,
-    char** answer) {
+    const TRITONSERVER_Parameter** parameters, uint64_t count, char** answer) {
   conch_host* host = server->host;
   conch_call_t call = {.is_query = true};
   pthread_cond_init(&call.answered, NULL);
@@ -133,7 +133,15 @@ static TRITONSERVER_Error* ask(
   words_put(&event->body, kind);
   words_put(&event->body, (uint64_t)version);
   words_put_text(&event->body, model);
-  words_put_bytes(&event->body, text, text == NULL ? 0 : strlen(text));
+  words_put_text(&event->body, text);
+  words_put(&event->body, count);
+  for (uint64_t i = 0; i < count; i++) {
+    const TRITONSERVER_Parameter* each = parameters[i];
+    bool bytes = each->type == TRITONSERVER_PARAMETER_BYTES;
+    words_put(&event->body, each->type);
+    words_put_text(&event->body, each->name);
+    words_put_bytes(&event->body, conch_parameter_value(each), bytes ? each->size : strlen(each->value.text));
+  }
   event_post(host, event);
   while (!call.has_answer) pthread_cond_wait(&call.answered, &host->calls_lock);
   call_remove(host, &call);
@@ -146,6 +154,12 @@ static TRITONSERVER_Error* ask(
   else
     free(call.text);
   return error;
+}
+
+static TRITONSERVER_Error* ask(
+    TRITONSERVER_Server* server, enum conch_query kind, const char* model, int64_t version, const char* text,
+    char** answer) {
+  return ask_with(server, kind, model, version, text, NULL, 0, answer);
 }
 
 void conch_answer(conch_host* host, uint64_t number, int32_t code, const char* text) {
@@ -248,27 +262,53 @@ TRITONSERVER_Error* TRITONSERVER_ServerModelConfig(
 
 TRITONSERVER_Error* TRITONSERVER_ServerModelIndex(
     TRITONSERVER_Server* server, uint32_t flags, TRITONSERVER_Message** message) {
-  const char* only_ready = flags & TRITONSERVER_INDEX_FLAG_READY ? "ready" : "";
-  return ask_message(server, CONCH_MODEL_INDEX, NULL, -1, only_ready, message);
+  const char* which = flags & TRITONSERVER_INDEX_FLAG_READY ? "ready_index" : "index";
+  return ask_message(server, CONCH_MODEL_INDEX, NULL, -1, which, message);
+}
+
+/* Metrics are their text. */
+struct TRITONSERVER_Metrics {
+  TRITONSERVER_Message* text;
+};
+
+TRITONSERVER_Error* TRITONSERVER_ServerMetrics(TRITONSERVER_Server* server, TRITONSERVER_Metrics** metrics) {
+  *metrics = NULL;
+  TRITONSERVER_Message* text;
+  TRITONSERVER_Error* error = ask_message(server, CONCH_SERVER_METRICS, NULL, -1, NULL, &text);
+  if (error != NULL) return error;
+  *metrics = conch_alloc(sizeof **metrics);
+  (*metrics)->text = text;
+  return NO_ERROR;
+}
+
+TRITONSERVER_Error* TRITONSERVER_MetricsFormatted(
+    TRITONSERVER_Metrics* metrics, TRITONSERVER_MetricFormat format, const char** base, size_t* size) {
+  if (format != TRITONSERVER_METRIC_PROMETHEUS)
+    return conch_error(TRITONSERVER_ERROR_INVALID_ARG, "unknown metrics format '%d'", (int)format);
+  return TRITONSERVER_MessageSerializeToJson(metrics->text, base, size);
+}
+
+TRITONSERVER_Error* TRITONSERVER_MetricsDelete(TRITONSERVER_Metrics* metrics) {
+  if (metrics != NULL) TRITONSERVER_ErrorDelete(TRITONSERVER_MessageDelete(metrics->text));
+  free(metrics);
+  return NO_ERROR;
 }
 
 TRITONSERVER_Error* TRITONSERVER_ServerLoadModel(TRITONSERVER_Server* server, const char* model) {
-  return ask(server, CONCH_LOAD, model, -1, "", NULL);
+  return ask(server, CONCH_LOAD, model, -1, NULL, NULL);
 }
 
 TRITONSERVER_Error* TRITONSERVER_ServerLoadModelWithParameters(
     TRITONSERVER_Server* server, const char* model, const TRITONSERVER_Parameter** parameters,
     uint64_t parameter_count) {
-  const char* config = "";
   for (uint64_t i = 0; i < parameter_count; i++) {
-    const TRITONSERVER_Parameter* each = parameters[i];
-    if (strcmp(each->name, "config") != 0 || each->type != TRITONSERVER_PARAMETER_STRING)
+    const TRITONSERVER_ParameterType type = parameters[i]->type;
+    if (type != TRITONSERVER_PARAMETER_STRING && type != TRITONSERVER_PARAMETER_BYTES)
       return conch_error(
-          TRITONSERVER_ERROR_UNSUPPORTED, "conch loads models for a backend with the parameter 'config' only, not '%s'",
-          each->name);
-    config = each->value.text;
+          TRITONSERVER_ERROR_INVALID_ARG, "load parameter '%s' has type %s, expected STRING or BYTES",
+          parameters[i]->name, TRITONSERVER_ParameterTypeString(type));
   }
-  return ask(server, CONCH_LOAD, model, -1, config, NULL);
+  return ask_with(server, CONCH_LOAD, model, -1, NULL, parameters, parameter_count, NULL);
 }
 
 TRITONSERVER_Error* TRITONSERVER_ServerUnloadModel(TRITONSERVER_Server* server, const char* model) {
@@ -617,6 +657,7 @@ TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(
     return conch_error(
         TRITONSERVER_ERROR_INVALID_ARG, "a request needs a release callback and a response callback before it is sent");
   }
+  event_wait_for_room(host);
   conch_call_t* call = conch_alloc(sizeof *call);
   call->request = request;
   call->allocator = request->allocator;
@@ -683,7 +724,10 @@ static conch_call_t* call_get(conch_host* host, uint64_t number) {
 
 void conch_call_taken(conch_host* host, uint64_t number) {
   conch_call_t* call = call_get(host, number);
-  if (call != NULL) release(host, call);
+  if (call == NULL) return;
+  conch_in_worker++;
+  release(host, call);
+  conch_in_worker--;
 }
 
 static TRITONSERVER_Error* fill(
@@ -752,8 +796,10 @@ void conch_reply(conch_host* host, uint64_t number, const uint64_t* at) {
     }
   }
   bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0;
+  conch_in_worker++;
   if (final) release(host, call);
   call->complete(response, flags, call->complete_userp);
+  conch_in_worker--;
   if (!final) return;
   pthread_mutex_lock(&host->calls_lock);
   call_remove(host, call);

@@ -14,8 +14,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CONCH_INTERFACE 1
+#define CONCH_INTERFACE 3
 #define CONCH_OK (-1)
+
+/* Most bytes of the outputs of a SMALL_RESPONSE, each padded to words. */
+#define CONCH_SMALL 1024
 
 #ifndef CONCH_API
 #define CONCH_API __attribute__((visibility("default")))
@@ -34,7 +37,7 @@ CONCH_API const char* conch_error_text(void);
 /* Writes the C stack of a fatal signal to standard error, and hands the signal on to who handled it before. */
 CONCH_API void conch_report_crashes(void);
 
-/* --- Opening and closing; one thread ---------------------------------------------------------------------- */
+/* --- Opening and closing; one thread, except for instances ---------------------------------------------------- */
 
 /* Opens a library, calls its Initialize, and asks for its attributes. `config` is what BackendConfig says.
  * On an error `*host` is NULL. */
@@ -58,8 +61,8 @@ CONCH_API int32_t conch_set_config(conch_host* host, const char* config);
 CONCH_API int32_t conch_fail(int32_t code, const char* text);
 CONCH_API void conch_set_outputs(conch_host* host, uint32_t count, const char* const* names, uint32_t states);
 
-/* Makes instance number `index`, which follow each other from 0. `kind` is a TRITONSERVER_InstanceGroupKind,
- * `policy` what HostPolicy says, `profiles` are `profile_count` names. */
+/* Makes instance number `index`, from 0 on; several threads may do so, and all are made before a batch runs. `kind`
+ * is a TRITONSERVER_InstanceGroupKind, `policy` what HostPolicy says, `profiles` are `profile_count` names. */
 CONCH_API int32_t conch_open_instance(
     conch_host* host, uint32_t index, const char* name, int32_t kind, int32_t device, bool passive,
     const char* policy, uint32_t profile_count, const char* const* profiles);
@@ -90,11 +93,14 @@ CONCH_API void conch_free_layout(conch_layout* layout);
  *
  * Returns CONCH_OK or the code of Execute's error, with which all requests end and no events come. Events that
  * arise while it runs, or have arisen before for other requests of this instance, are written to `out`;
- * `*written` is the number of words. What does not fit comes from `conch_wait`. `times` gets the batch's
- * compute start and end in ns (0: not reported). */
+ * `*written` is the number of words. If that is more than `out_words`, nothing was written, and `conch_left`
+ * gives the events. `times` gets the batch's compute start and end in ns (0: not reported). */
 CONCH_API int32_t conch_execute(
     conch_host* host, uint32_t index, uint32_t count, const uint64_t* words, uint64_t* out, uint64_t out_words,
     uint64_t* written, uint64_t times[2]);
+
+/* Writes the events of the last batch that did not fit; returns the words, as above. */
+CONCH_API uint64_t conch_left(conch_host* host, uint32_t index, uint64_t* out, uint64_t out_words);
 
 /* Sets what IsCancelled of a request and of its factories says; nothing for an unknown number. */
 CONCH_API void conch_cancel(conch_host* host, uint64_t number);
@@ -124,7 +130,8 @@ enum conch_event {
   /* A metric's change: operation (conch_metric), family's kind, value (double's bits), family's name, help,
    * count of labels, each: name, value; for a histogram: count of bounds, bounds (double's bits). */
   CONCH_METRIC = 8,
-  /* A call that waits for `conch_answer`: call, operation (conch_query), version (int64), model's name, text. */
+  /* A call that waits for `conch_answer`: call, operation (conch_query), version (int64), model's name, text, count
+   * of parameters, each as above: those of a load, of types STRING and BYTES. */
   CONCH_QUERY = 9,
   /* A request to another model: call, model's name, version (int64), flags, correlation id, priority, timeout in
    * us, id, correlation text, trace context, count of parameters, each as above, count of inputs, each: TRITONSERVER_DataType, rank, dims..., name, address,
@@ -132,6 +139,10 @@ enum conch_event {
   CONCH_CALL = 10,
   /* The backend cancels a call: call. */
   CONCH_CALL_CANCEL = 11,
+  /* A response that holds no memory, without an error or parameters: final (0 or 1), words of the description
+   * that follows, count of outputs, for each: index, TRITONSERVER_DataType, rank, dims..., size; then the bytes
+   * of each, padded to words. */
+  CONCH_SMALL_RESPONSE = 12,
 };
 
 enum conch_metric { CONCH_METRIC_INCREMENT, CONCH_METRIC_SET, CONCH_METRIC_OBSERVE, CONCH_METRIC_DELETE, CONCH_METRIC_NEW };
@@ -139,12 +150,13 @@ enum conch_metric { CONCH_METRIC_INCREMENT, CONCH_METRIC_SET, CONCH_METRIC_OBSER
 enum conch_query {
   CONCH_MODEL_READY, CONCH_SERVER_READY, CONCH_SERVER_METADATA, CONCH_MODEL_METADATA, CONCH_MODEL_STATISTICS,
   CONCH_MODEL_CONFIG, CONCH_MODEL_INDEX, CONCH_LOAD, CONCH_UNLOAD, CONCH_UNLOAD_DEPENDENTS,
-  CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE,
+  CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE, CONCH_SERVER_METRICS,
 };
 
-/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. With
- * room for 2^20 words or more an event that is larger is dropped with a note. Returns the number of words; 0
- * on a timeout and after `conch_wake`. One thread at a time. */
+/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. Returns
+ * the number of words; 0 on a timeout and after `conch_wake`. If it is more than `out_words`, nothing was written,
+ * and the first event needs so much room. While 64 MiB of events wait here, threads of the backend wait in calls
+ * that make more: the thread that calls this may not wait for them. One thread at a time, always the same. */
 CONCH_API uint64_t conch_wait(conch_host* host, uint64_t* out, uint64_t out_words, uint32_t timeout_ms);
 CONCH_API void conch_wake(conch_host* host);
 
@@ -157,8 +169,8 @@ CONCH_API void conch_set_log_levels(uint32_t levels);
 /* --- Answers ----------------------------------------------------------------------------------------------- */
 
 /* Ends a query: `code` is CONCH_OK and `text` the answer, or an error. READY and LIVE are answered by 0 or 1,
- * PROPERTIES by a number: bit 0 says that the model is decoupled, bit 1 that it batches; what asks for a message
- * by its JSON. */
+ * PROPERTIES by a number: bit 0 says that the model is decoupled, bit 1 that it batches; METRICS by Prometheus' text;
+ * what asks for a message by its JSON. */
 CONCH_API void conch_answer(conch_host* host, uint64_t call, int32_t code, const char* text);
 
 /* The server has the inputs of a call: its release callback runs. */

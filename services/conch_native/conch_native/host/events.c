@@ -2,7 +2,10 @@
  *
  * While a batch runs, the events of its requests are collected, and `conch_execute` returns them. All others, and
  * those of decoupled models, whose order must not depend on two threads, wait for `conch_wait`. That a request
- * runs again belongs to the outcome of its batch.
+ * runs again belongs to the outcome of its batch, and so do the states of decoupled models.
+ *
+ * What waits for `conch_wait` is bounded: a thread of the backend that adds to it waits while it has MOST_QUEUED
+ * bytes. Threads of the worker never wait, as one of them may be the one that is waited for.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -12,9 +15,10 @@
 
 #include "internal.h"
 
-#define LARGE (1u << 20)
+#define MOST_QUEUED ((size_t)64 << 20)
 
 _Atomic uint32_t conch_log_levels = 7; /* INFO, WARN, ERROR */
+_Thread_local int conch_in_worker;
 conch_host* _Atomic conch_current;
 
 void conch_set_log_levels(uint32_t levels) { atomic_store(&conch_log_levels, levels); }
@@ -53,15 +57,12 @@ void event_free_all(event_list_t* list) {
   list->last = NULL;
 }
 
-void event_post(conch_host* host, event_t* event) {
-  pthread_mutex_lock(&host->lock);
-  event_append(&host->events, event);
-  bool wake = host->waiting;
-  pthread_mutex_unlock(&host->lock);
-  if (wake) pthread_cond_signal(&host->arrived);
+static size_t cost_of(const event_t* event) {
+  return sizeof *event + event->body.room * sizeof *event->body.words + event->held;
 }
 
-static void append_all(event_list_t* list, event_list_t events) {
+void event_append_all(event_list_t* list, event_list_t events) {
+  if (events.first == NULL) return;
   if (list->last == NULL)
     list->first = events.first;
   else
@@ -69,21 +70,40 @@ static void append_all(event_list_t* list, event_list_t events) {
   list->last = events.last;
 }
 
-void event_post_of(const life_t* life, event_list_t events, bool ordered) {
-  TRITONBACKEND_ModelInstance* instance = life->instance;
-  conch_host* host = life->host;
-  if (!ordered) {
-    pthread_mutex_lock(&instance->lock);
-    bool running = instance->executing && instance->batch == life->batch;
-    if (running) append_all(&instance->events, events);
-    pthread_mutex_unlock(&instance->lock);
-    if (running) return;
-  }
+void event_post_all(conch_host* host, event_list_t events) {
+  if (events.first == NULL) return;
+  size_t cost = 0;
+  for (event_t* each = events.first; each != NULL; each = each->next) cost += each->cost = cost_of(each);
   pthread_mutex_lock(&host->lock);
-  append_all(&host->events, events);
+  event_append_all(&host->events, events);
+  host->queued += cost;
   bool wake = host->waiting;
   pthread_mutex_unlock(&host->lock);
   if (wake) pthread_cond_signal(&host->arrived);
+}
+
+void event_wait_for_room(conch_host* host) {
+  if (conch_in_worker) return;
+  pthread_mutex_lock(&host->lock);
+  while (host->served && host->queued >= MOST_QUEUED) pthread_cond_wait(&host->room, &host->lock);
+  pthread_mutex_unlock(&host->lock);
+}
+
+void event_post(conch_host* host, event_t* event) {
+  event->next = NULL;
+  event_post_all(host, (event_list_t){event, event});
+}
+
+void event_post_of(const life_t* life, event_list_t events, bool ordered) {
+  TRITONBACKEND_ModelInstance* instance = life->instance;
+  if (!ordered) {
+    pthread_mutex_lock(&instance->lock);
+    bool running = instance->executing && instance->batch == life->batch;
+    if (running) event_append_all(&instance->events, events);
+    pthread_mutex_unlock(&instance->lock);
+    if (running) return;
+  }
+  event_post_all(life->host, events);
 }
 
 void event_note(conch_host* host, uint64_t number, const char* format, ...) {
@@ -97,27 +117,25 @@ void event_note(conch_host* host, uint64_t number, const char* format, ...) {
   event_post(host, event);
 }
 
-uint64_t event_take(conch_host* host, event_list_t* list, uint64_t* out, uint64_t room) {
+uint64_t event_take(event_list_t* list, uint64_t* out, uint64_t room, size_t* cost) {
   uint64_t written = 0;
   while (list->first != NULL) {
     event_t* event = list->first;
     if (event->metric != NULL) {
       event_t* change = metric_take(event->metric);
       change->next = event->next;
+      change->cost = event->cost;
       if (list->last == event) list->last = change;
       list->first = change;
       event_free(event);
       event = change;
     }
     uint64_t size = event->body.count;
-    if (size > room - written) {
-      if (written > 0 || room < LARGE) break;
-      event_note(host, event->body.words[2], "an event of %llu words is too large", (unsigned long long)size);
-    } else {
-      event->body.words[0] = size;
-      memcpy(out + written, event->body.words, size * sizeof *out);
-      written += size;
-    }
+    if (size > room - written) return written > 0 ? written : size;
+    event->body.words[0] = size;
+    memcpy(out + written, event->body.words, size * sizeof *out);
+    written += size;
+    *cost += event->cost;
     list->first = event->next;
     if (list->first == NULL) list->last = NULL;
     event_free(event);
@@ -134,9 +152,11 @@ uint64_t conch_wait(conch_host* host, uint64_t* out, uint64_t out_words, uint32_
     end.tv_nsec -= 1000000000;
     end.tv_sec++;
   }
+  conch_in_worker = 1; /* for all that this thread does */
   event_list_t taken = {NULL, NULL};
+  size_t cost = 0;
   pthread_mutex_lock(&host->lock);
-  host->waiting = true;
+  host->waiting = host->served = true;
   while (host->events.first == NULL && !host->woken)
     if (pthread_cond_timedwait(&host->arrived, &host->lock, &end) == ETIMEDOUT) break;
   host->waiting = false;
@@ -144,14 +164,17 @@ uint64_t conch_wait(conch_host* host, uint64_t* out, uint64_t out_words, uint32_
   taken = host->events;
   host->events = (event_list_t){NULL, NULL};
   pthread_mutex_unlock(&host->lock);
-  uint64_t written = event_take(host, &taken, out, out_words);
+  uint64_t written = event_take(&taken, out, out_words, &cost);
+  pthread_mutex_lock(&host->lock);
   if (taken.first != NULL) { /* what did not fit stays in front */
-    pthread_mutex_lock(&host->lock);
     taken.last->next = host->events.first;
     if (host->events.last == NULL) host->events.last = taken.last;
     host->events.first = taken.first;
-    pthread_mutex_unlock(&host->lock);
   }
+  host->queued -= cost;
+  bool room = cost > 0 && host->queued < MOST_QUEUED;
+  pthread_mutex_unlock(&host->lock);
+  if (room) pthread_cond_broadcast(&host->room);
   return written;
 }
 
@@ -174,6 +197,7 @@ TRITONSERVER_Error* TRITONSERVER_LogMessage(
     return conch_error(TRITONSERVER_ERROR_INVALID_ARG, "unknown logging level '%d'", (int)level);
   conch_host* host = atomic_load(&conch_current);
   if (host == NULL || !TRITONSERVER_LogIsEnabled(level)) return NO_ERROR;
+  event_wait_for_room(host);
   const char* slash = filename == NULL ? NULL : strrchr(filename, '/');
   event_t* event = event_new(CONCH_LOG, 0);
   words_put(&event->body, level);

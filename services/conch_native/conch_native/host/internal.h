@@ -18,6 +18,11 @@ TRITONSERVER_Error* conch_error(TRITONSERVER_Error_Code code, const char* format
     __attribute__((format(printf, 2, 3), nonnull(2)));
 /* The error of a function that conch does not provide. */
 TRITONSERVER_Error* conch_unsupported(const char* function);
+
+/* Memory of other types than CPU. */
+TRITONSERVER_Error* conch_allocate_device(
+    void** buffer, TRITONSERVER_MemoryType type, int64_t id, uint64_t size);
+TRITONSERVER_Error* conch_free_device(void* buffer, TRITONSERVER_MemoryType type, int64_t id);
 /* Takes an error: keeps its text for `conch_error_text`, and returns its code. */
 int32_t conch_take_error(TRITONSERVER_Error* error);
 
@@ -72,6 +77,8 @@ void words_put(words_t* to, uint64_t word);
 void words_put_real(words_t* to, double value);
 void words_put_text(words_t* to, const char* text);
 void words_put_bytes(words_t* to, const void* bytes, size_t size);
+/* As `words_put_bytes` without the length. */
+void words_put_padded(words_t* to, const void* bytes, size_t size);
 void words_put_dims(words_t* to, const int64_t* dims, uint32_t rank);
 void words_put_parameters(words_t* to, const TRITONSERVER_Parameter* first);
 /* Reads a text, which need not end with a NUL, and moves behind it. */
@@ -83,6 +90,8 @@ TRITONSERVER_Parameter* words_parameters(const uint64_t** at);
 typedef struct event {
   struct event* next;
   TRITONSERVER_Metric* metric; /* its change is read when the event is taken */
+  size_t held;                 /* bytes of the result that it brings */
+  size_t cost;                 /* bytes that it takes of the queue */
   words_t body;                /* the first word is the length */
 } event_t;
 
@@ -97,14 +106,22 @@ enum { RESPONSE_RESULT = 5, STATE_RESULT = 3 };
 
 event_t* event_new(enum conch_event kind, uint64_t number);
 void event_append(event_list_t* list, event_t* event);
+/* More than 0 on threads of the worker that must not wait for the one in `conch_wait`. */
+extern _Thread_local int conch_in_worker;
+/* Waits while too much is queued for the thread in `conch_wait`; call it without locks. */
+void event_wait_for_room(conch_host* host);
 /* Gives an event to the thread in `conch_wait`. */
 void event_post(conch_host* host, event_t* event);
+void event_post_all(conch_host* host, event_list_t events);
 /* Gives events of a request to its batch while that runs, else to the thread in `conch_wait`. The latter gets
  * all that are `ordered`. */
 void event_post_of(const life_t* life, event_list_t events, bool ordered);
 void event_note(conch_host* host, uint64_t number, const char* format, ...) __attribute__((format(printf, 3, 4)));
-/* Moves whole events to `out`; returns the words. */
-uint64_t event_take(conch_host* host, event_list_t* list, uint64_t* out, uint64_t room);
+/* Moves whole events to `out`, and adds what they cost; returns the words. Those of the first event if that does
+ * not fit. */
+uint64_t event_take(event_list_t* list, uint64_t* out, uint64_t room, size_t* cost);
+/* Moves a list behind another one. */
+void event_append_all(event_list_t* list, event_list_t events);
 /* Drops events and what they hold. */
 void event_free_all(event_list_t* list);
 
@@ -170,7 +187,7 @@ struct TRITONBACKEND_ModelInstance {
   pthread_mutex_t lock; /* guards what follows */
   bool executing;
   uint64_t batch; /* counts them */
-  event_list_t events;
+  event_list_t events, left; /* `left` is of a batch that has ended; only the executing thread uses it */
   uint64_t compute_start, compute_end;
 };
 
@@ -185,15 +202,18 @@ struct conch_host {
   TRITONBACKEND_Model model;
   TRITONBACKEND_ModelInstance** instances;
   uint32_t instance_count;
+  pthread_mutex_t instances_lock; /* guards both while instances open */
   TRITONSERVER_Server server;
   entry_t initialize, finalize, model_initialize, model_finalize, instance_initialize, instance_finalize, ready;
   entry2_t get_attribute;
   execute_t execute;
 
   pthread_mutex_t lock; /* guards the events and the wake-up */
-  pthread_cond_t arrived;
+  pthread_cond_t arrived, room;
   event_list_t events;
+  size_t queued; /* bytes of the events */
   bool woken, waiting;
+  bool served; /* a thread has come to wait */
 
   pthread_mutex_t lives_lock; /* guards the table */
   life_t** lives;             /* by number */
@@ -229,7 +249,7 @@ void life_drop(life_t* life);
 /* Ends a request that nothing can answer any more. */
 void life_check(life_t* life);
 void life_cancel(conch_host* host, uint64_t number);
-/* Keeps a state's event for the response. */
+/* Keeps a state's event for the response; that of a decoupled model belongs to the outcome of the batch. */
 void life_add_state(life_t* life, event_t* event);
 /* The backend has done with the request. */
 void life_release(life_t* life, bool again);

@@ -101,8 +101,10 @@ static void post(life_t* life, event_t* event, bool ordered) {
 
 void life_add_state(life_t* life, event_t* event) {
   pthread_mutex_lock(&life->lock);
-  if (atomic_load(&life->final))
-    post(life, event, life->host->model.decoupled);
+  if (life->host->model.decoupled)
+    event_post_of(life, (event_list_t){event, event}, false);
+  else if (atomic_load(&life->final))
+    post(life, event, false);
   else
     event_append(&life->states, event);
   pthread_mutex_unlock(&life->lock);

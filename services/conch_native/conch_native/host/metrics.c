@@ -173,6 +173,7 @@ TRITONSERVER_Error* TRITONSERVER_MetricNewWithArgs(
           "Parameter [%llu] must have a type of TRITONSERVER_PARAMETER_STRING to be added as a label.",
           (unsigned long long)i);
   }
+  event_wait_for_room(family->host);
   pthread_mutex_lock(&lock);
   TRITONSERVER_Metric* found = family->metrics;
   while (found != NULL && !same_labels(found, labels, label_count)) found = found->next;
@@ -265,6 +266,7 @@ TRITONSERVER_Error* TRITONSERVER_MetricSet(TRITONSERVER_Metric* metric, double v
 
 TRITONSERVER_Error* TRITONSERVER_MetricObserve(TRITONSERVER_Metric* metric, double value) {
   if (metric->kind != TRITONSERVER_METRIC_KIND_HISTOGRAM) return wrong_kind(metric->kind, "Observe");
+  event_wait_for_room(metric->host);
   pthread_mutex_lock(&lock);
   event_post(metric->host, change(metric, CONCH_METRIC_OBSERVE, value));
   pthread_mutex_unlock(&lock);

@@ -174,14 +174,22 @@ int32_t conch_execute(
   times[1] = sane ? instance->compute_end : 0;
   pthread_mutex_unlock(&instance->lock);
   if (requests != few) free(requests);
-  *written = 0;
-  if (error == NULL) *written = event_take(host, &events, out, out_words);
-  while (events.first != NULL) {
-    event_t* event = events.first;
-    events.first = event->next;
-    event_post(host, event);
+  if (error != NULL) { /* they are of other requests */
+    *written = 0;
+    event_post_all(host, events);
+    return conch_take_error(error);
   }
-  return conch_take_error(error);
+  event_append_all(&instance->left, events);
+  *written = conch_left(host, index, out, out_words);
+  return CONCH_OK;
+}
+
+uint64_t conch_left(conch_host* host, uint32_t index, uint64_t* out, uint64_t out_words) {
+  event_list_t* left = &host->instances[index]->left;
+  uint64_t words = 0;
+  size_t cost = 0;
+  for (const event_t* each = left->first; each != NULL; each = each->next) words += each->body.count;
+  return words > out_words ? words : event_take(left, out, out_words, &cost);
 }
 
 /* --- Requests ---------------------------------------------------------------------------------------------- */
@@ -343,6 +351,7 @@ TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request,
         "handle such a flag.");
   if (!end_request(request)) {
     conch_host* host = atomic_load(&conch_current);
+    event_wait_for_room(host);
     event_note(host, 0, "backend '%s' releases requests more than once", host->backend.name);
     return conch_error(TRITONSERVER_ERROR_INVALID_ARG, "the request was released before");
   }

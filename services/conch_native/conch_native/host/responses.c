@@ -261,10 +261,33 @@ static bool admit(life_t* life) {
   return false;
 }
 
+/* Words of the outputs' bytes; more than CONCH_SMALL allows if they are too many. */
+static size_t words_of(const TRITONBACKEND_Output* each) {
+  size_t words = 0;
+  for (; each != NULL && words <= CONCH_SMALL / 8; each = each->next) words += (each->attributes.size + 7) / 8;
+  return words;
+}
+
+static void put_small(words_t* to, const TRITONBACKEND_Response* response) {
+  size_t described = to->count;
+  words_put(to, 0);
+  words_put(to, response->output_count);
+  for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next) {
+    words_put(to, each->index);
+    words_put(to, each->datatype);
+    words_put_dims(to, each->dims, each->rank);
+    words_put(to, each->attributes.size);
+  }
+  to->words[described] = to->count - described - 1;
+  for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next)
+    words_put_padded(to, each->buffer, each->attributes.size);
+}
+
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, uint32_t flags, TRITONSERVER_Error* error) {
   CHECK_RESPONSE(response);
   life_t* life = response->life;
+  event_wait_for_room(life->host);
   /* The only response is the last one, also where the flag follows by itself. */
   bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0 || !life->host->model.decoupled;
   if (!admit(life)) {
@@ -272,10 +295,14 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     response_end(response);
     return NO_ERROR;
   }
-  event_t* event = event_new(CONCH_RESPONSE, life->number);
+  bool small = error == NULL && response->parameters == NULL && words_of(response->first) <= CONCH_SMALL / 8;
+  event_t* event = event_new(small ? CONCH_SMALL_RESPONSE : CONCH_RESPONSE, life->number);
   words_t* body = &event->body;
   words_put(body, final);
-  if (error != NULL) {
+  if (small) {
+    put_small(body, response);
+    outputs_free(response->first);
+  } else if (error != NULL) {
     words_put(body, (uint64_t)TRITONSERVER_ErrorCode(error));
     words_put(body, 0);
     words_put_text(body, TRITONSERVER_ErrorMessage(error));
@@ -287,8 +314,10 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     words_put(body, (uint64_t)(uintptr_t)result);
     words_put_parameters(body, response->parameters);
     words_put(body, response->output_count);
-    for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next)
+    for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next) {
       words_put_output(body, each);
+      event->held += sizeof *each + each->attributes.size;
+    }
   }
   life_respond(life, event, final);
   response_end(response);

@@ -36,6 +36,7 @@ void trace_free(TRITONSERVER_InferenceTrace* trace) {
 
 TRITONSERVER_Error* TRITONSERVER_InferenceTraceReportActivity(
     TRITONSERVER_InferenceTrace* trace, uint64_t timestamp, const char* activity_name) {
+  event_wait_for_room(trace->host);
   event_t* event = event_new(CONCH_ACTIVITY, trace->life->number);
   words_put(&event->body, timestamp);
   words_put_text(&event->body, activity_name);

@@ -26,13 +26,6 @@ TRITONSERVER_Error* TRITONSERVER_InferenceTraceTensorNew(
     tensor_activity_fn, TRITONSERVER_InferenceTraceReleaseFn_t release_fn, void* trace_userp) {
   return conch_unsupported("TRITONSERVER_InferenceTraceTensorNew");
 }
-TRITONSERVER_Error* TRITONSERVER_MetricsDelete(TRITONSERVER_Metrics* metrics) {
-  return conch_unsupported("TRITONSERVER_MetricsDelete");
-}
-TRITONSERVER_Error* TRITONSERVER_MetricsFormatted(
-    TRITONSERVER_Metrics* metrics, TRITONSERVER_MetricFormat format, const char** base, size_t* size) {
-  return conch_unsupported("TRITONSERVER_MetricsFormatted");
-}
 TRITONSERVER_Error* TRITONSERVER_ServerNew(TRITONSERVER_Server** server, TRITONSERVER_ServerOptions* options) {
   return conch_unsupported("TRITONSERVER_ServerNew");
 }
@@ -56,9 +49,6 @@ TRITONSERVER_Error* TRITONSERVER_ServerUnregisterModelRepository(
 }
 TRITONSERVER_Error* TRITONSERVER_ServerPollModelRepository(TRITONSERVER_Server* server) {
   return conch_unsupported("TRITONSERVER_ServerPollModelRepository");
-}
-TRITONSERVER_Error* TRITONSERVER_ServerMetrics(TRITONSERVER_Server* server, TRITONSERVER_Metrics** metrics) {
-  return conch_unsupported("TRITONSERVER_ServerMetrics");
 }
 TRITONSERVER_Error* TRITONSERVER_ServerOptionsNew(TRITONSERVER_ServerOptions** options) {
   return conch_unsupported("TRITONSERVER_ServerOptionsNew");

@@ -48,6 +48,7 @@ def test_all_of_a_policy(directory: Path) -> None:
         requests_per_second = 2.5
         concurrent = 3
         bytes_per_second = 1_000_000
+        cold_loads_per_minute = 0.5
         [[principal]]
         name = "users"
         claims = {{ sub = "u", groups = "ml" }}
@@ -57,7 +58,7 @@ def test_all_of_a_policy(directory: Path) -> None:
     web, users = policy.principals
     assert policy.jwt is not None
     assert (policy.jwt.audiences, policy.jwt.clock_skew_s, policy.certificates) == (("a",), 5.0, True)
-    assert (len(web.keys), web.keys[2], web.limits) == (3, b"\n" * 32, Limits(2.5, 1_000_000, 3))
+    assert (len(web.keys), web.keys[2], web.limits) == (3, b"\n" * 32, Limits(2.5, 1_000_000, 3, 0.5))
     assert web.models == {Role.INFER: ("digits*", "simple"), Role.READ: ("*",)}
     assert (users.claims, users.models) == ({"sub": "u", "groups": "ml"}, {Role.CONTROL: ("staging-*",)})
     assert run(["check", str(directory / "access.toml")]) == 0

@@ -20,7 +20,13 @@ from conch.access.access_guard import Access, AccessGuard
 from conch.access.policy_reload import KeyFetcher, PolicyReload
 from conch.access.principals import CONTROLS, INFERS
 from conch.cli.access_command import run
-from conch.core.errors import ConchError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
+from conch.core.errors import (
+    ConchError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from conch.observability.logging.audit_log import AuditLog
 
 FIRST, SECOND = "first-key-of-the-web", "second-key-of-the-web"
@@ -68,6 +74,13 @@ class Place:
         except ConchError:
             return False
         return True
+
+
+def test_limits_of_loads_are_for_on_demand_mode(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text(policy(more="cold_loads_per_minute = 3"))
+    (tmp_path / "web.key").write_text(FIRST)
+    with pytest.raises(InvalidArgumentError, match="'web': cold_loads_per_minute has an effect only with"):
+        PolicyReload(tmp_path / "access.toml").refuse_load_limits()
 
 
 @pytest.fixture

@@ -84,6 +84,21 @@ def test_a_refused_call_is_charged_for_nothing() -> None:
     assert taken(limiter, 0) is None
 
 
+def test_loads_of_models() -> None:
+    clock = SteeredClock()
+    limiter = Limiter("a", Limits(cold_loads_per_minute=2), clock)
+    limiter.take_load()
+    limiter.take_load()
+    with pytest.raises(
+        ResourceExhaustedError, match=r"of 2 loads of models per minute \(cold_loads"
+    ) as refused:
+        limiter.take_load()
+    assert refused.value.retry_after_ms == 30_000
+    clock.now += 30 * S
+    limiter.take_load()
+    Limiter("b", Limits(requests_per_second=1), clock).take_load()
+
+
 def test_requests_in_flight() -> None:
     limiter = Limiter("a", Limits(concurrent=2))
     limiter.enter()

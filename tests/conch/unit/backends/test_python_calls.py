@@ -87,6 +87,9 @@ class Server:
         self.done.append(("ready", name, version))
         return name == "b"
 
+    def fact(self, kind: str, name: str = "", version: str = "") -> object:
+        raise NotFoundError("there are no facts")
+
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         self.done.append(("load", name, parameters))
         raise UnavailableError("not today")

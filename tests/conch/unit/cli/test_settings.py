@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conch.cli import demo_command, serve_command
+from conch.cli.examples import examples_directory
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.core.option import DEFAULT, FlagError, Settings
 from conch.core.scheduling.resource_scheduler import ResourceLimit
@@ -137,7 +138,7 @@ def test_a_bare_boolean_is_true() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
+        (["--qqqqqq=1"], "unrecognized arguments: --qqqqqq=1"),
         (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1; did you mean '--grpc-port'?"),
         (
             ["--grpc-ports=1", "--x"],
@@ -235,7 +236,7 @@ def test_wrong_environment(name: str, value: str, text: str) -> None:
     [
         (b"nonsense = 1", "config file {}: unknown option 'nonsense'"),
         (b"grpc_prot = 1", "config file {}: unknown option 'grpc_prot'; did you mean 'grpc-port'?"),
-        (b"host-policy = true", "config file {}: host-policy: 'True' has no effect"),
+        (b"model-load-gpu-limit = true", "config file {}: model-load-gpu-limit: 'True' has no effect"),
         (b'grpc-port = "x"', "config file {}: grpc-port: 'x' is not a whole number"),
         (b"grpc-port = 1.5", "config file {}: grpc-port: '1.5' is not a whole number"),
         (b"grpc-port = true", "config file {}: grpc-port: 'True' is not a whole number"),
@@ -270,8 +271,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (("--grpc-infer-allocation-pool-size=16",), ("--grpc-max-response-pool-size=3",)),
         (("--buffer-manager-thread-count=0",), ("--buffer-manager-thread-count=2",)),
         (("--http-thread-count=8", "--http-thread-count=1"), ("--http-thread-count=2",)),
-        (("--cache-directory=/x",), ("--host-policy=a,numa-node=0",)),
-        ((), ("--model-load-gpu-limit=0:0.5", "--cuda-virtual-address-size=0:1")),
+        (
+            ("--cache-directory=/x",),
+            ("--model-load-gpu-limit=0:0.5", "--cuda-virtual-address-size=0:1"),
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(harmless: tuple[str, ...], refused: tuple[str, ...]) -> None:
@@ -290,7 +293,6 @@ def test_what_would_have_no_effect_is_refused(harmless: tuple[str, ...], refused
         "--buffer-manager-thread-count=2",
         "--cuda-virtual-address-size=0:1",
         "--grpc-max-response-pool-size=3",
-        "--host-policy=a,numa-node=0",
         "--http-thread-count=16",
         "--model-load-gpu-limit=0:0.5",
         "--sagemaker-thread-count=4",
@@ -341,7 +343,7 @@ def test_each_default_of_the_demo_yields_to_a_setting(
     monkeypatch.setattr(serve_command, "serve", serve)
     monkeypatch.setattr(serve_command, "read_flags", partial(read_flags, environment=variables))
     assert demo_command.run([flag.format(viewers=viewers) for flag in flags]) == 0
-    models = demo_command.examples_directory() / "models"
+    models = examples_directory() / "models"
     expected = {
         "console_port": 8004,
         "console_allow_control": True,
@@ -420,6 +422,27 @@ def test_a_resource_that_can_not_be_read(text: str) -> None:
         f"--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
         f"'<resource_name>:<count>'. Got {text}"
     )
+
+
+def test_host_policies_are_read() -> None:
+    texts = ("cpu,cpu-cores=0-3", "cpu,numa-node=1", "own,color=a,b=c")
+    control = build_options(read(*(f"--host-policy={text}" for text in texts))).control
+    assert control.host_policies == {"cpu": {"cpu-cores": "0-3", "numa-node": "1"}, "own": {"color": "a,b=c"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("cpu", "'cpu' is not of the form '<policy>,<setting>=<value>'"),
+        (",numa-node=0", "',numa-node=0' is not of the form '<policy>,<setting>=<value>'"),
+        ("cpu,cpu-cores=3", "cpu-cores of 'cpu' is '3', expected the first and the last one, such as 0-3"),
+        ("cpu,numa-node=x", "numa-node of 'cpu' is 'x', expected a number"),
+    ],
+)
+def test_a_host_policy_that_can_not_be_read(text: str, problem: str) -> None:
+    with pytest.raises(FlagError) as raised:
+        build_options(read(f"--host-policy={text}"))
+    assert str(raised.value) == f"--host-policy: {problem}"
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "inf", "nan", ""])

@@ -14,6 +14,7 @@ from conch.cli import config_command
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
 from conch.core.option import FlagError, Source
+from conch.core.process_setup import usable_cores
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
@@ -34,17 +35,25 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert options.server == ServerOptions()
     assert options.grpc == GrpcOptions()
     assert options.http is not None and options.http.further is not None  # of an add-on
-    assert replace(options.http, further=None) == HttpOptions()
+    assert replace(options.http, further=()) == HttpOptions()
     assert options.metrics == MetricsOptions()
     assert options.log == LogOptions()
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)
 
 
-@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate"])
-def test_limits_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
-    build_options(read_flags([f"{flag}=5000"], {}))
+@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate", "--front-ends"])
+def test_settings_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
+    build_options(read_flags([f"{flag}=50"], {}))
     with pytest.raises(FlagError, match=f"^{flag} needs --grpc-transport=own$"):
-        build_options(read_flags([f"{flag}=5000", "--grpc-transport=grpcio"], {}))
+        build_options(read_flags([f"{flag}=50", "--grpc-transport=grpcio"], {}))
+
+
+@pytest.mark.parametrize("given", ["-1", "65", "many", "٢"])
+def test_numbers_of_front_processes_are_checked(given: str) -> None:
+    with pytest.raises(FlagError, match=r"^--front-ends must be 'auto' or from 0 to 64, got "):
+        build_options(read_flags([f"--front-ends={given}"], {}))
+    automatic = build_options(read_flags(["--front-ends=auto"], {}))
+    assert automatic.grpc is not None and automatic.grpc.front_ends == min(usable_cores() // 4, 8)
 
 
 @pytest.mark.process
@@ -87,7 +96,7 @@ def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
     ):
         assert part in text
     assert "None" not in text and "[]" not in text and "(default: )" not in text
-    assert "host-policy" not in text and "--sagemaker-models-root" not in text
+    assert "model-load-gpu-limit" not in text and "--sagemaker-models-root" not in text
 
 
 def test_every_listed_setting_is_described() -> None:
@@ -141,7 +150,7 @@ def test_config_prints_json_without_secrets(
         "from": "--model-repository",
     }
     assert found["http-restricted-api"]["value"] == ["inference:key=***"]
-    assert "model-store" not in found and "host-policy" not in found
+    assert "model-store" not in found and "model-load-gpu-limit" not in found
 
 
 def test_config_refuses_what_serve_refuses(

@@ -1,7 +1,8 @@
-"""What a port may hold, by the limits of the process: connections, memory."""
+"""What a port may hold, by the limits of the process: connections, memory, cores."""
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conch.core.process_setup import (
     memory_bytes,
     most_descriptors,
     raise_descriptor_limit,
+    usable_cores,
 )
 
 
@@ -70,3 +72,12 @@ def test_memory_is_what_the_cgroup_allows(tmp_path: Path) -> None:
     for text, expected in (("max\n", machine), ("1048576\n", 1 << 20), (f"{1 << 63}\n", machine)):
         limit.write_text(text)
         assert memory_bytes([missing, limit]) == expected
+
+
+def test_cores_are_what_the_cgroup_allows(tmp_path: Path) -> None:
+    machine = len(os.sched_getaffinity(0))
+    limit = tmp_path / "cpu.max"
+    assert usable_cores(limit) == machine
+    for text, expected in (("max 100000\n", machine), ("50000 100000\n", 1), ("100000 100000\n", 1)):
+        limit.write_text(text)
+        assert usable_cores(limit) == expected

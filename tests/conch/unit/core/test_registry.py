@@ -180,14 +180,14 @@ def test_a_label_is_looked_up_where_the_version_is_no_number(registry: Registry)
 
 
 def test_stable_is_what_an_empty_version_means_even_if_it_is_not_ready(registry: Registry) -> None:
-    registry.set_label("m", "stable", 2)
+    registry.set_labels("m", {"stable": 2}, "api")
     assert registry.resolve("m") is registry.entries["m"].ready[2]
     registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
     assert text_of(registry, "m", "") == (
         UnavailableError,
         "Request for unknown model: 'm' version 2, which label 'stable' names, is not at ready state",
     )
-    registry.set_label("m", "stable", None)
+    registry.set_labels("m", {}, "api")
     assert registry.resolve("m") is registry.entries["m"].ready[10]
 
 
@@ -205,37 +205,48 @@ def test_labels_outlive_versions_but_not_models(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "version", "kind", "text"),
+    ("label", "text"),
     [
-        ("8", 2, InvalidArgumentError, "label '8' must begin with a letter"),
-        ("a" * 65, 2, InvalidArgumentError, "at most 64 characters"),
-        ("a b", 2, InvalidArgumentError, "label 'a b' must begin with a letter"),
-        ("champion", 1, UnavailableError, "version 1 is not at ready state"),
-        ("champion", 99, NotFoundError, "version 99 is not found"),
-        ("champion", None, NotFoundError, "model 'm' has no label 'champion'"),
+        ("8", "label '8' must begin with a letter"),
+        ("a" * 65, "at most 64 characters"),
+        ("a b", "label 'a b' must begin with a letter"),
     ],
 )
-def test_labels_that_are_refused(
-    registry: Registry, label: str, version: int | None, kind: type[ConchError], text: str
-) -> None:
-    with pytest.raises(kind, match=text):
-        registry.set_label("m", label, version)
+def test_malformed_labels_are_refused(registry: Registry, label: str, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        registry.set_labels("m", {label: 2}, "api")
     assert not registry.labels("m")
 
 
 def test_labels_of_a_file_are_changed_by_the_file(registry: Registry) -> None:
     registry.set_labels("m", {"champion": 2}, "file")
     with pytest.raises(FailedPreconditionError, match=r"are declared in rollout\.toml"):
-        registry.set_label("m", "champion", 10)
+        registry.refuse_label_change("m")
     registry.set_labels("m", {}, "file")
-    registry.set_label("m", "champion", 10)
-    assert registry.labels("m") == {"champion": 10}
+    registry.refuse_label_change("m")
+
+
+def test_a_label_of_a_repository_moves_when_its_version_is_ready(registry: Registry) -> None:
+    registry.follow_labels("m", {"stable": 2, "champion": 2})
+    with pytest.raises(FailedPreconditionError, match="are those of its model repository"):
+        registry.refuse_label_change("m")
+    registry.follow_labels("m", {"stable": 11, "next": 11})
+    # Version 2 serves until 11 does; a label that names no ready version has none to stay at.
+    assert registry.labels("m") == {"stable": 2, "next": 11}
+    registry.publish("m", Entry(models(2, 10), {2: READY, 10: READY}))
+    assert registry.resolve("m") is registry.entries["m"].ready[2]
+    registry.publish("m", Entry(models(11), {2: GONE, 11: READY}))
+    assert registry.resolve("m") is registry.resolve("m", "stable") is registry.entries["m"].ready[11]
+    registry.follow_labels("m", {})
+    registry.set_labels("m", {"own": 11}, "api")
+    registry.follow_labels("m", {})
+    assert registry.labels("m") == {"own": 11}
 
 
 def test_a_label_moves_in_one_step_for_readers() -> None:
     registry = Registry()
     registry.publish("m", Entry(models(1, 2)))
-    registry.set_label("m", "stable", 1)
+    registry.set_labels("m", {"stable": 1}, "api")
     ready = registry.entries["m"].ready
     stop = threading.Event()
 
@@ -251,7 +262,7 @@ def test_a_label_moves_in_one_step_for_readers() -> None:
     with ThreadPoolExecutor(2) as pool:
         readers = [pool.submit(read) for _ in range(2)]
         for turn in range(200):
-            registry.set_label("m", "stable", turn % 2 + 1)
+            registry.set_labels("m", {"stable": turn % 2 + 1}, "api")
         stop.set()
         assert all(reader.result(WAIT_S) for reader in readers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 import threading
@@ -104,8 +105,6 @@ def test_small_inputs_can_be_written_to_and_do_not_share_their_memory(send: Send
         assert bytes(second.data) == before
 
 
-# --- what repeats is sent once ---------------------------------------------------------------------------
-
 Ends = tuple[MessageStream, MessageStream]
 
 
@@ -121,6 +120,33 @@ def ends() -> Iterator[Ends]:
     for side in made:
         side.channel.close()
         side.close()
+
+
+IN_ONE_LAYOUT = (
+    *("one", "several", "of several tensors", "that have to be filled up", "with gaps", "empty tensors"),
+    *("no tensors", "as much as there may be", "without a numpy type"),
+)
+
+
+@pytest.mark.parametrize("name", [name for name in LISTS if name != "none"])
+def test_areas_are_where_lists_lie(name: str, ends: Ends) -> None:
+    server, worker = ends
+    lists = LISTS[name]
+    for _ in range(2):
+        server.send(Kind.DONE, 7, payload=server.pack(lists))
+        received = worker.receive()
+        areas = received.areas(len(lists))
+        assert (areas is not None) == (name in IN_ONE_LAYOUT)
+        read = received.lists(len(lists))  # also after areas
+        assert _contents(read) == _contents(lists)
+        found = []
+        for layout, words, _ in areas or ():
+            places = zip(layout.tensors, words[::2], words[1::2], strict=True)
+            found.append([(*each[:3], ctypes.string_at(at, nbytes)) for each, at, nbytes in places])
+        assert found == (_contents(read) if areas is not None else [])
+
+
+# --- what repeats is sent once ---------------------------------------------------------------------------
 
 
 def _named(name: str) -> Lists:

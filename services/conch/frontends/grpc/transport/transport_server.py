@@ -13,7 +13,7 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -46,6 +46,11 @@ _ANY_HOSTS = ("", "0.0.0.0", "[::]")
 
 def own_server(options: GrpcOptions, clock: Clock) -> Server:
     """Makes the server of a port."""
+    return Server(port_options(options), clock=clock, reuse_port=options.reuse_port)
+
+
+def port_options(options: GrpcOptions) -> PortOptions:
+    """The limits of a port."""
     keep, limits = options.keep_alive, options.limits
     times = KeepAliveTimes(
         keep.time_ms * _MS,
@@ -54,7 +59,7 @@ def own_server(options: GrpcOptions, clock: Clock) -> Server:
         keep.min_recv_ping_interval_without_data_ms * _MS,
         keep.max_ping_strikes,
     )
-    port = PortOptions(
+    return PortOptions(
         options.max_message_bytes,
         LocalSettings(
             max_concurrent_streams=limits.streams,
@@ -72,7 +77,6 @@ def own_server(options: GrpcOptions, clock: Clock) -> Server:
         most_received_bytes=limits.received_bytes or max(memory_bytes() // 4, _LEAST_RECEIVED_BYTES),
         least_rate=limits.client_rate,
     )
-    return Server(port, clock=clock, reuse_port=options.reuse_port)
 
 
 class Server:
@@ -131,12 +135,15 @@ class Server:
         """
         context = None if tls is None else tls_context(tls.private_key, tls.certificate, tls.client_root)
         try:
-            bound = _bound_sockets(address, self._reuse_port)
+            bound = bound_sockets(address, self._reuse_port)
         except OSError as error:
             raise OSError(f"address {address} can't be listened on: {error.strerror or error}") from None
-        self._listeners += [Listener(self._port, each, context) for each in bound]
-        name = bound[0].getsockname()
-        return int(name[1]) if isinstance(name, tuple) else 1
+
+        def accept(accepted: socket.socket, peer: str) -> None:
+            GrpcConnection(self._port, wire(accepted, context), peer).start()
+
+        self._listeners += [Listener(self._port, each, accept) for each in bound]
+        return bound_port(bound)
 
     def start(self) -> None:
         """Starts to accept connections."""
@@ -192,12 +199,20 @@ class Server:
 
 
 class Listener:
-    """A listening socket; accepts connections on the loop's thread."""
+    """A listening socket; accepts connections on the loop's thread.
 
-    def __init__(self, port: PortState, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+    Args:
+        port: The port, whose limit of connections holds.
+        bound: The socket.
+        accept: Takes a connection and its client's address; may raise OSError if the client is gone.
+    """
+
+    def __init__(
+        self, port: PortState, bound: socket.socket, accept: Callable[[socket.socket, str], None]
+    ) -> None:
         self._port = port
         self._bound = bound
-        self._tls = tls
+        self._accept = accept
         self._listening = self._closed = False
         name = bound.getsockname()
         self._path = name if isinstance(name, str) else ""
@@ -237,13 +252,7 @@ class Listener:
                 accepted.close()
                 continue
             with suppress(OSError):  # the client is gone
-                GrpcConnection(port, self._wire(accepted), _peer(accepted, address)).start()
-
-    def _wire(self, accepted: socket.socket) -> Wire:
-        accepted.setblocking(False)
-        if accepted.family != socket.AF_UNIX:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return PlainWire(accepted) if self._tls is None else TlsWire(accepted, self._tls)
+                self._accept(accepted, _peer(accepted, address))
 
     def close(self) -> None:
         """Stops listening; removes the file of a Unix socket."""
@@ -258,6 +267,20 @@ class Listener:
                 os.unlink(self._path)
 
 
+def wire(accepted: socket.socket, tls: ssl.SSLContext | None) -> Wire:
+    """The wire of an accepted connection."""
+    accepted.setblocking(False)
+    if accepted.family != socket.AF_UNIX:
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return PlainWire(accepted) if tls is None else TlsWire(accepted, tls)
+
+
+def bound_port(bound: Sequence[socket.socket]) -> int:
+    """The port of an address's sockets; 1 for a Unix socket."""
+    name = bound[0].getsockname()
+    return int(name[1]) if isinstance(name, tuple) else 1
+
+
 def _peer(accepted: socket.socket, address: object) -> str:
     """The client's address as gRPC writes it."""
     if not isinstance(address, tuple):
@@ -269,7 +292,7 @@ def _peer(accepted: socket.socket, address: object) -> str:
     return f"ipv6:[{host}]:{port}"
 
 
-def _bound_sockets(address: str, reuse_port: bool) -> list[socket.socket]:
+def bound_sockets(address: str, reuse_port: bool) -> list[socket.socket]:
     """Listening sockets of an address: one, or one for each address of a host name."""
     if address.startswith("unix:"):
         return [_unix_socket(address.removeprefix("unix:"))]

@@ -236,7 +236,7 @@ class InferRoute:
             else:
                 call.send(self._refuse(call, None, error))
 
-        wait = cold.wait(then, exchange.size)
+        wait = cold.wait(then, exchange.size, payer=exchange.access)
         exchange.on_disconnect = wait.cancel
         try:
             wait.start()

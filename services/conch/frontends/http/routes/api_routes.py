@@ -24,10 +24,9 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.rollouts import RolloutReport
 from conch.core.server_state import ServerState
-from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
@@ -153,12 +152,7 @@ def _endpoint(
         run = checked(form.operation, guard, exchange) if guard.identifies else handler
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
-            while True:
-                try:
-                    return form.write(run(core, services, plain))
-                except ColdModelError as cold:
-                    waiting = cold
-                await loaded(exchange, waiting)
+            return form.write(run(core, services, plain))
 
         def begin() -> Future[Any]:
             if exchange.lost:
@@ -167,7 +161,12 @@ def _endpoint(
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
-        return form.write(await result_of(begin))
+        while True:
+            try:
+                return form.write(await result_of(begin))
+            except ColdModelError as cold:
+                waiting = cold
+            await loaded(exchange, waiting)
 
     return answer
 
@@ -313,8 +312,8 @@ def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
     return json_reply(json.trace_object(settings))
 
 
-def _statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> Reply:
-    return json_reply({"model_stats": [json.statistics_object(*model) for model in models]})
+def _statistics(models: list[VersionStatistics]) -> Reply:
+    return json_reply({"model_stats": [json.statistics_object(model) for model in models]})
 
 
 def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:

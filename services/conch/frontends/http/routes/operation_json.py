@@ -8,9 +8,8 @@ from typing import Any
 
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from conch.core.model_control import IndexEntry, LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
-from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.statistics_snapshot import Duration
+from conch.core.spec import TensorSpec
+from conch.core.statistics_snapshot import Duration, VersionStatistics
 from conch.core.version_text import parse_version
 from conch.frontends.http.json_body import member, members
 from conch.frontends.http.jsontext.json_values import (
@@ -55,11 +54,12 @@ def metadata_object(metadata: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def statistics_object(spec: ModelSpec, stats: StatisticsSnapshot) -> dict[str, Any]:
+def statistics_object(model: VersionStatistics) -> dict[str, Any]:
     """Converts the counters of one model version, as in Triton's statistics extension."""
+    stats = model.snapshot
     return {
-        "name": spec.name,
-        "version": str(spec.version),
+        "name": model.name,
+        "version": str(model.version),
         "last_inference": stats.last_inference_ms,
         "inference_count": stats.inference_count,
         "execution_count": stats.execution_count,

@@ -1,0 +1,1 @@
+"""MLflow's scoring protocol: its requests as tensors, and outputs as its predictions."""

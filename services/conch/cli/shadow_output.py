@@ -1,0 +1,47 @@
+"""The report of a shadow for people; see `Shadow.as_json` for its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conch.process.banner import table
+
+_FIGURES = ("within", "max_abs", "cosine", "top")
+
+
+def shadow_text(report: Mapping[str, Any]) -> str:
+    """Counters of a shadow, and its worst pairs."""
+    dropped = sum(report["dropped"].values())
+    lines = [
+        f"shadow of version {report['version']}: {report['requests']:,} copies, {report['failures']:,} of "
+        f"them failed; {dropped:,} dropped{_by(report['dropped'])}",
+        f"pairs: {report['compared']:,} compared, {report['mismatches']:,} differ{_by(report['kinds'])}",
+    ]
+    rows = [
+        [
+            pair["request_id"],
+            each["output"],
+            each.get("difference", ""),
+            *(_number(each, name) for name in _FIGURES),
+            each.get("note", ""),
+        ]
+        for pair in report["worst"]
+        for each in pair["outputs"]
+    ]
+    if rows:
+        names = ["Request", "Output", "Differs by", "Within", "Max abs", "Cosine", "Top", ""]
+        lines.append(table(names, rows).rstrip())
+    return "\n".join(lines)
+
+
+def _by(counts: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+    return f" ({shown})" if shown else ""
+
+
+def _number(figures: Mapping[str, Any], name: str) -> str:
+    if name not in figures:
+        return ""
+    value = figures[name]
+    return "infinite" if value is None else f"{value:.6g}"

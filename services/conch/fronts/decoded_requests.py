@@ -1,0 +1,222 @@
+"""Requests that fronts have decoded, and their responses, as the handlers of ModelInfer see them.
+
+`FrontDecoder` takes the place of the port's decoder, and `FrontEncoder` that of its encoder. All else is the
+same for all requests: admission, access policy, log, models that are loaded on demand.
+
+Threads and locks: any thread; tables as in `recognition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conch.core.errors import without_traceback
+from conch.core.recognition import RequestTemplate, Table
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.tensor import Buffer, Tensor
+from conch.frontends.grpc.request_decoder import RequestDecoder
+from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parameters
+from conch.fronts.front_messages import CALL_BITS
+from conch.fronts.remote_calls import RemoteUnary
+from conch.workers.protocol.channel import MOST_INLINE, WireError
+from conch.workers.protocol.codec import (
+    NO_DEADLINE,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Options,
+    Row,
+    decode_requests,
+)
+from conch.workers.protocol.tensors import Payload, ReceivedMessage, UnreachableError
+
+
+class DecodedRequest:
+    """A request that a front has decoded; in place of the client's message, whose length it has."""
+
+    __slots__ = ("_failure", "_size", "id", "inputs", "options", "row", "signature")
+
+    def __init__(
+        self,
+        row: Row,
+        request_id: str,
+        options: Options,
+        inputs: list[Tensor],
+        signature: object,
+        failure: UnreachableError | None,
+    ) -> None:
+        self._failure = failure
+        self._size = row[3]
+        self.row = row
+        self.id = request_id
+        self.options = options
+        self.inputs = inputs
+        self.signature = signature
+
+    def __len__(self) -> int:
+        return self._size
+
+    def request(self, responder: Responder) -> InferenceRequest:
+        """Makes the request.
+
+        Raises:
+            UnreachableError: Its tensors can't be mapped.
+        """
+        if self._failure is not None:
+            raise without_traceback(self._failure)
+        options, row = self.options, self.row
+        name, version = options.model
+        request = InferenceRequest(
+            name,
+            version,
+            {tensor.name: tensor for tensor in self.inputs},
+            responder,
+            row[0],
+            self.id,
+            options.requested,
+        )
+        request.signature = self.signature
+        if options.more:
+            request.parameters = None if options.parameters is None else dict(options.parameters)
+            request.priority, request.timeout_us = options.priority, options.timeout_us
+            request.correlation_id = options.correlation_id
+        if row[4]:
+            request.sequence_start = row[4] & SEQUENCE_START != 0
+            request.sequence_end = row[4] & SEQUENCE_END != 0
+        return request
+
+
+class RequestReader:
+    """Reads the requests of one front."""
+
+    def __init__(self) -> None:
+        self._signatures: Table[tuple[bytes, bytes], RequestTemplate] = Table()
+
+    def read(self, received: ReceivedMessage) -> Iterator[tuple[int, int, int | None, DecodedRequest]]:
+        """Reads EXECUTE: caller, call, deadline and request of each.
+
+        Raises:
+            WireError: The message is malformed.
+        """
+        _, _, _, rows, ids, options, numbers = decode_requests(received)
+        texts = received.texts
+        described = received.texts_read
+        lists = received.lists(len(rows))
+        if numbers is None:
+            raise WireError("the numbers of requests are missing")
+        failures = received.unreachable or {}
+        layouts = texts[described:]
+        alike = described == len(layouts) == 1
+        signature: object = None
+        for index, (row, request_id, each, inputs, number) in enumerate(
+            zip(rows, ids, options, lists, numbers, strict=True)
+        ):
+            if len(each.model) != 2:
+                raise WireError("a request does not name a model and a version")
+            if not index or not alike:
+                option_text = texts[index if described > 1 else 0].content
+                layout_text = layouts[index if len(layouts) > 1 else 0].content
+                signature = self._signature(option_text, layout_text, each, inputs)
+            deadline_ns = None if row[2] == NO_DEADLINE else row[2]
+            call = number & ((1 << CALL_BITS) - 1)
+            yield (
+                number >> CALL_BITS,
+                call,
+                deadline_ns,
+                DecodedRequest(row, request_id, each, inputs, signature, failures.get(index)),
+            )
+
+    def _signature(
+        self, option_text: bytes, layout_text: bytes, options: Options, inputs: list[Tensor]
+    ) -> object:
+        """What requests with the same texts share; None if they differ in more than id and tensors."""
+        if options.correlation_id:
+            return None
+        key = option_text, layout_text
+        known = self._signatures.get(key)
+        if known is None:
+            described = [(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs]
+            name, version = options.model
+            like = InferenceRequest(name, version, {}, _ignore, 0, "", options.requested)
+            known = self._signatures.keep(key, RequestTemplate(described, like))
+        return known
+
+
+def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that is only described."""
+
+
+class FrontDecoder(RequestDecoder):
+    """Takes what fronts have decoded, and decodes the other messages."""
+
+    def is_long(self, message: Any) -> bool:
+        """See `RequestDecoder`; False for what is decoded."""
+        return type(message) is not DecodedRequest and super().is_long(message)
+
+    def __call__(self, message: Any, responder: Responder, received_ns: int) -> InferenceRequest:
+        """See `RequestDecoder`."""
+        if type(message) is DecodedRequest:
+            return message.request(responder)
+        return super().__call__(message, responder, received_ns)
+
+
+class FrontEncoder(ResponseEncoder):
+    """Leaves the responses to decoded requests to their fronts."""
+
+    def message(self, request: InferenceRequest, response: InferenceResponse | None) -> Any:
+        """The message; of a decoded request an `UnencodedResponse`, which its call takes."""
+        call = request.context
+        if type(call) is not RemoteUnary or not call.decoded or response is None:
+            return super().message(request, response)
+        if response.parameters:
+            encode_parameters(response.parameters, request.model_name)  # raises here what it would there
+        outputs = response.outputs
+        if sum(tensor.nbytes for tensor in outputs) > MOST_INLINE:
+            return UnencodedResponse(self, request, response, call.link.pack(outputs))
+        kept = InferenceResponse(list(map(_kept, outputs)), None, response.parameters)
+        return UnencodedResponse(self, request, kept, None)
+
+    def encoded(self, request: InferenceRequest, response: InferenceResponse) -> bytes:
+        """The message, in any case."""
+        return super().message(request, response)
+
+
+class UnencodedResponse:
+    """A response in place of its message; it is sent once the model may write to its arrays again.
+
+    Attributes:
+        payload: The outputs, if they travel in a block; a call that does not send it discards it.
+    """
+
+    __slots__ = ("_encoder", "payload", "request", "response")
+
+    def __init__(
+        self,
+        encoder: FrontEncoder,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        payload: Payload | None,
+    ) -> None:
+        self.payload = payload
+        self._encoder = encoder
+        self.request = request
+        self.response = response
+
+    def __len__(self) -> int:
+        """The length of the message, for the log."""
+        return sum(map(_size, self._encoder.parts(self.request, self.response)))
+
+    def encode(self) -> bytes:
+        """The message, for answers with more than that."""
+        return self._encoder.encoded(self.request, self.response)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A tensor that its model can't change."""
+    if tensor.has_data and type(tensor.data) is bytes:
+        return tensor
+    return tensor.detached(tensor.name)
+
+
+def _size(part: Buffer) -> int:
+    return part.nbytes if type(part) is memoryview else len(part)

@@ -1,0 +1,397 @@
+"""The core's end of one front: its calls, and the messages both ways.
+
+A round's responses to decoded requests leave together when the loop flushes, those of one model in one
+message. A front that is slow makes nothing wait: what it does not read is queued, within the channel's
+limits.
+
+Threads and locks: the loop's thread; `write` runs on any.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, without_traceback
+from conch.core.io_loop import IoLoop
+from conch.core.response_errors import unsendable
+from conch.core.tensor import Buffer, Tensor
+from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
+from conch.frontends.operations.operation_table import INFER
+from conch.fronts import front_messages as messages
+from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
+from conch.fronts.front_messages import Answer, CallerFacts, FrontSettings
+from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, RemoteUnary
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.workers.protocol.spec_json import record_to_json
+from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
+from conch.workers.protocol.worker_log import WorkerLog
+
+log = logging.getLogger(__name__)
+
+_READS = 8
+"""Messages handled before other sockets have their turn."""
+
+_SILENCE_NS = 1_500_000_000
+"""A front that has not sent STATE for so long gets no connections."""
+
+_TIDY_NS = 10_000_000_000
+
+
+class Handlers(NamedTuple):
+    """Handlers by method, see `RpcServer.serve`."""
+
+    unary: Mapping[str, UnaryMethod] = {}
+    streams: Mapping[str, StreamMethod] = {}
+
+
+class FrontCounts(NamedTuple):
+    """What the clients of a front have caused, see `ClientCounts`."""
+
+    closed: Mapping[str, int]
+    ended: Mapping[str, int]
+    received_bytes: int
+
+
+class FrontLink:
+    """The core's end of one front.
+
+    Args:
+        name: Name of the front, for the log.
+        sock: The socket of its messages.
+        connections: The socket that its connections are sent on.
+        handlers: Handlers of the port.
+        open_calls: The calls of the port.
+        loop: The loop, which runs.
+        clock: Monotonic time in nanoseconds.
+        on_serving: Called once it serves.
+        on_heard: Called when it has said that it is alive.
+        on_lost: Called once with the reason when it is gone.
+
+    Attributes:
+        serving: Whether it takes connections.
+        calls: Its calls that have not ended, by number.
+        connections: Number of its connections.
+        counts: What its clients have caused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sock: socket.socket,
+        connections: socket.socket,
+        handlers: Handlers,
+        open_calls: OpenCalls,
+        loop: IoLoop,
+        clock: Clock,
+        on_serving: Callable[[], None],
+        on_heard: Callable[[], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.loop = loop
+        self.open_calls = open_calls
+        self.serving = False
+        self.calls: dict[int, OpenCall] = {}
+        self.counts = FrontCounts({}, {}, 0)
+        self._handlers = handlers
+        self._clock = clock
+        self._on_serving = on_serving
+        self._on_heard = on_heard
+        self._on_lost = on_lost
+        self._heard_ns = 0
+        self._lost = False
+        self._given = self._ended = 0  # connections
+        self._connections = connections
+        connections.setblocking(False)
+        self._stream = MessageStream(PacketChannel(sock, blocking=False), in_worker=False)
+        self._file = self._stream.channel.fileno()
+        self._log = WorkerLog(name)
+        self._callers: list[CallerFacts] = []
+        self._requests = RequestReader()
+        self._models: dict[tuple[str, str], int] = {}
+        self._ready: dict[tuple[str, str], list[tuple[RemoteUnary, UnencodedResponse]]] = {}
+        self._handle: dict[Kind, Callable[[ReceivedMessage], None]] = {
+            Kind.HELLO: self._greeted,
+            Kind.CALLERS: self._add_callers,
+            Kind.EXECUTE: self._execute,
+            Kind.OPEN: self._open,
+            Kind.CANCEL: self._cancel,
+            Kind.MESSAGE: self._message,
+            Kind.READ: self._read,
+            Kind.STATE: self._state,
+            Kind.LOG: lambda received: self._log.handle(codec.decode_json(received.fields)),
+        }
+
+    @property
+    def connections(self) -> int:
+        """Number of its connections."""
+        return self._given - self._ended
+
+    @property
+    def responsive(self) -> bool:
+        """Whether it takes connections, and has said so lately."""
+        return self.serving and self._clock() - self._heard_ns < _SILENCE_NS
+
+    def start(self, settings: FrontSettings) -> None:
+        """Begins the conversation.
+
+        Raises:
+            OSError: No descriptor is free.
+        """
+        self.loop.register(self._file, self)
+        self._send(Kind.START, 0, codec.encode_json(record_to_json(settings)))
+        self._tidy()
+
+    def give(self, accepted: socket.socket, listener: int, peer: str) -> bool:
+        """Gives a connection to the front; False if it does not take any now."""
+        try:
+            packet = messages.encode_connection(listener, peer)
+            socket.send_fds(self._connections, [packet], [accepted.fileno()])
+        except OSError:
+            return False
+        self._given += 1
+        return True
+
+    def drain(self) -> None:
+        """Has it end its connections, and then itself."""
+        self.serving = False
+        self._send(Kind.DRAIN)
+
+    def lose(self, reason: str) -> None:
+        """Ends the conversation: cancels the calls, frees what they hold."""
+        if self._lost:
+            return
+        self._lost = True
+        self.serving = False
+        self.loop.unregister(self._file)
+        self._stream.channel.close()
+        self._connections.close()
+        calls, self.calls = self.calls, {}
+        for answers in self._ready.values():
+            for _, message in answers:
+                self.discard(message)
+        self._ready.clear()
+        for call in calls.values():
+            self._guarded(call, call.cancelled)
+        self._stream.close()
+        self._on_lost(reason)
+
+    # --- from the front ------------------------------------------------------------------------------------
+
+    def on_ready(self, events: int) -> None:
+        """Handles some of the messages that have come."""
+        try:
+            for _ in range(_READS):
+                received = self._stream.receive(wait=False)
+                handle = self._handle.get(received.kind)
+                if handle is None:
+                    raise WireError(f"a message {received.kind.name} was not expected")
+                handle(received)
+                if self._lost:
+                    return
+        except BlockingIOError:
+            pass
+        except ChannelClosedError:
+            self.lose("its process has ended")
+        except (WireError, OSError) as error:
+            self.lose(f"its messages can't be read: {error}")
+
+    def _greeted(self, received: ReceivedMessage) -> None:
+        codec.check_hello(received.fields, "front")
+        self.serving = True
+        self._on_serving()
+
+    def _add_callers(self, received: ReceivedMessage) -> None:
+        if not received.subject:
+            self._callers.clear()
+        self._callers += messages.decode_callers(received.fields)
+
+    def _caller(self, number: int) -> CallerFacts:
+        try:
+            return self._callers[number]
+        except IndexError:
+            raise WireError(f"there is no caller {number}") from None
+
+    def _execute(self, received: ReceivedMessage) -> None:
+        handle = self._handlers.unary[INFER.grpc_method]
+        for caller, number, deadline_ns, request in self._requests.read(received):
+            call = RemoteUnary(self, number, self._caller(caller), deadline_ns, decoded=True)
+            self.calls[number] = call
+            self.open_calls.unary.add(call)
+            try:
+                handle(call, request)  # type: ignore[arg-type]  # `FrontDecoder` takes it
+            except Exception:  # boundary: the call fails alone
+                log.exception("a call could not be handled")
+                call.fail()
+
+    def _open(self, received: ReceivedMessage) -> None:
+        caller, deadline_ns, method, message = messages.decode_open(received)
+        number, facts = received.subject, self._caller(caller)
+        if message is None:
+            stream = RemoteStream(self, number, facts, deadline_ns)
+            self.calls[number] = stream
+            open_stream = self._handlers.streams.get(method)
+            if open_stream is None:
+                raise WireError(f"there is no method {method}")
+            self._guarded(stream, lambda: open_stream(stream))
+            return
+        call = RemoteUnary(self, number, facts, deadline_ns, decoded=False)
+        self.calls[number] = call
+        self.open_calls.unary.add(call)
+        handle = self._handlers.unary.get(method)
+        if handle is None:
+            raise WireError(f"there is no method {method}")
+        self._guarded(call, lambda: handle(call, message))
+
+    def _guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
+        """Does work of a call; if its handler raises, the call alone fails."""
+        try:
+            work()
+        except Exception:  # boundary: the call fails alone
+            log.exception("a call could not be handled")
+            call.fail()
+
+    def _cancel(self, received: ReceivedMessage) -> None:
+        call = self.calls.pop(received.subject, None)
+        if call is not None:  # else its answer was on its way
+            self._guarded(call, call.cancelled)
+
+    def _message(self, received: ReceivedMessage) -> None:
+        stream = self.calls.get(received.subject)
+        if isinstance(stream, RemoteStream):
+            message = messages.decode_message(received)
+            self._guarded(stream, lambda: stream.receive(message))
+
+    def _read(self, received: ReceivedMessage) -> None:
+        stream = self.calls.get(received.subject)
+        if isinstance(stream, RemoteStream):
+            stream.note_read(messages.decode_count(received))
+
+    def _state(self, received: ReceivedMessage) -> None:
+        fields = codec.decode_json(received.fields)
+        self._ended = min(received.subject, self._given)
+        try:
+            self.counts = FrontCounts(fields["closed"], fields["ended"], fields["received"])
+        except KeyError as error:
+            raise WireError(f"a front's state lacks {error}") from None
+        self._heard_ns = self._clock()
+        self._on_heard()
+
+    # --- to the front --------------------------------------------------------------------------------------
+
+    def pack(self, outputs: Sequence[Tensor]) -> Payload:
+        """See `CallLink`."""
+        return self._stream.pack([outputs])
+
+    def discard(self, message: Any) -> None:
+        """See `CallLink`."""
+        if type(message) is UnencodedResponse and message.payload is not None:
+            self._stream.discard(message.payload)
+            if self._lost:
+                self._stream.pool.close()  # the block may have been taken after the end
+
+    def answer(self, call: RemoteUnary, message: Any) -> None:
+        """See `CallLink`."""
+        if self._lost:
+            self.discard(message)
+            return
+        if type(message) is not UnencodedResponse:
+            self.end(call, Answer(0, "", (), None, message))
+            return
+        model = message.request.model
+        assert model is not None, "only a request that has been submitted is answered"
+        key = model.spec.name, model.version_text
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = []
+            self.loop.flush_later(self)
+        ready.append((call, message))
+
+    def flush(self) -> None:
+        """Sends the responses of the round."""
+        ready, self._ready = self._ready, {}
+        for key, answers in ready.items():
+            model = self._models.get(key)
+            if model is None:
+                model = self._models[key] = len(self._models)
+                self._send(Kind.MODEL, model, codec.encode_json({"name": key[0], "version": key[1]}))
+            large = [answer for answer in answers if answer[1].payload is not None]
+            try:
+                for answer in large:
+                    self._respond(model, [answer], answer[1].payload)
+                if small := [answer for answer in answers if answer[1].payload is None]:
+                    self._respond(model, small)
+            except (ChannelClosedError, OSError) as error:
+                self.lose(str(error))
+                return
+            except Exception:  # boundary: outputs that models have made
+                for answer in answers:
+                    if answer[0].number in self.calls:
+                        self._respond_alone(model, answer)
+
+    def _respond(
+        self,
+        model: int,
+        answers: Sequence[tuple[RemoteUnary, UnencodedResponse]],
+        payload: Payload | None = None,
+    ) -> None:
+        responses = [answer.response for _, answer in answers]
+        if payload is None:
+            payload = self._stream.pack([response.outputs for response in responses])
+        texts = [codec.text_of(response) for response in responses]
+        has_texts = any(texts)
+        numbers = [call.number for call, _ in answers]
+        flags = bytes([codec.PRESENT | codec.FINAL]) * len(answers)
+        fields = codec.encode_responses(len(answers), flags, has_texts, numbers=numbers)
+        self._stream.send(Kind.RESPONSES, model, fields, payload, texts if has_texts else ())
+        for number in numbers:
+            self.calls.pop(number, None)
+
+    def _respond_alone(self, model: int, answer: tuple[RemoteUnary, UnencodedResponse]) -> None:
+        """Sends a response of a round of which one could not be sent."""
+        call, message = answer
+        try:
+            self._respond(model, [answer])
+        except ConchError as error:
+            self._fail(call, without_traceback(error))
+        except Exception as error:  # boundary: outputs that models have made
+            self._fail(call, unsendable(message.request.model_name, message.response, error))
+
+    def _fail(self, call: RemoteUnary, error: ConchError) -> None:
+        self.end(call, Answer(error.grpc_status, error.message, (), None, None))
+
+    def end(self, call: RemoteCall, answer: Answer) -> None:
+        """See `CallLink`."""
+        if self.calls.pop(call.number, None) is not None:
+            self._send(Kind.ANSWER, call.number, messages.encode_answer(answer), answer.message)
+
+    def begin(self, call: RemoteStream, compression: str | None) -> None:
+        """See `CallLink`."""
+        if not call.ended:
+            self._send(Kind.BEGIN, call.number, (compression or "").encode())
+
+    def read_next(self, call: RemoteStream) -> None:
+        """See `CallLink`."""
+        if not call.ended:
+            self._send(Kind.READ, call.number)
+
+    def write(self, call: RemoteStream, message: Buffer) -> None:
+        """See `CallLink`."""
+        self._send(Kind.MESSAGE, call.number, messages.encode_message(message), message)
+
+    def _send(self, kind: Kind, subject: int = 0, fields: bytes = b"", message: Buffer | None = None) -> None:
+        try:
+            self._stream.send(kind, subject, fields, messages.carrying(message))
+        except (ChannelClosedError, OSError) as error:
+            self.loop.call_soon(partial(self.lose, str(error)))
+
+    def _tidy(self) -> None:
+        if not self._lost:
+            self._stream.tidy()
+            self.loop.call_at(self._clock() + _TIDY_NS, self._tidy)

@@ -1,0 +1,496 @@
+"""A front: ``python -m conch.fronts.front_process MESSAGES CONNECTIONS``, two descriptors of sockets.
+
+It serves the connections that the core gives it with the gRPC transport, whose handlers here pass calls on.
+Plain inference requests are decoded and leave in one message for each model and round of the loop; all other
+calls travel as they came. So do requests that can't be decoded or packed: the core finds the error.
+
+Owns: the transport's port, the calls that the core has not answered. Threads and locks: the loop's thread;
+long messages are decoded on a pool; the main thread waits for the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError
+from conch.core.io_loop import IO_LOOP
+from conch.core.recognition import Table
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_errors import unsendable
+from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
+from conch.frontends.grpc.response_encoder import ResponseEncoder
+from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
+from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+from conch.frontends.grpc.transport.port_state import PortConnection, PortState
+from conch.frontends.grpc.transport.transport_server import wire
+from conch.frontends.grpc.transport.wire import tls_context
+from conch.frontends.operations.operation_table import INFER
+from conch.frontends.thread_pool import ThreadPool
+from conch.fronts import front_messages as messages
+from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.workers.protocol.spec_json import record_from_json
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.workers.protocol.worker_log import log_to_server
+
+log = logging.getLogger(__name__)
+
+_READS = 8
+_DECODE_THREADS = 1
+_STATE_NS = 500_000_000
+_TIDY_NS = 10_000_000_000
+_READ_STEP = 1 << 20
+"""Bytes of a stream's answers after which the core is told that they were read."""
+_MOST_CONNECTION_BYTES = 4096
+_ANY_SIZE, _NO_SIZE = -1, -2
+_CALL_MASK = (1 << CALL_BITS) - 1
+
+
+class _Spec(NamedTuple):
+    name: str
+
+
+class _Model(NamedTuple):
+    """The version that has answered, as the encoder sees it."""
+
+    spec: _Spec
+    version_text: str
+
+
+class _Port(PortState):
+    """A port that tells the front of connections that have ended."""
+
+    on_removed: Any
+
+    def remove(self, connection: PortConnection) -> None:
+        """Removes a connection that is closed."""
+        self.on_removed()
+        super().remove(connection)
+
+
+class _Stream:
+    """A stream whose front end is here: what the core has not been told yet of what its client has read."""
+
+    __slots__ = ("call", "read", "started")
+
+    def __init__(self, call: StreamRpc) -> None:
+        self.call = call
+        self.read = 0
+        self.started = False
+
+
+class Front:
+    """The front.
+
+    Args:
+        stream: The messages.
+        connections: Where connections come from.
+    """
+
+    def __init__(self, stream: MessageStream, connections: socket.socket) -> None:
+        self.over = threading.Event()
+        self._stream = stream
+        connections.setblocking(False)  # `recv_fds` ignores flags
+        self._connections = connections
+        self._loop = IO_LOOP.hold()
+        self._clock = monotonic_ns
+        self._decode = RequestDecoder()
+        self._encoder = ResponseEncoder()
+        self._sizes: Table[object, tuple[int, ...]] = Table()
+        self._decoding = ThreadPool(_DECODE_THREADS, "conch-front-decode")
+        self._numbers = itertools.count()
+        self._callers: dict[CallerFacts, int] = {}
+        # The metadata is kept, so that no other has its identity.
+        self._by_metadata: Table[tuple[str, int], tuple[int, Metadata]] = Table(MOST_CALLERS)
+        self._new_callers: list[CallerFacts] = []
+        self._requests: dict[tuple[str, str], list[tuple[InferenceRequest, UnaryRpc, int, Buffer]]] = {}
+        self._calls: dict[int, tuple[UnaryRpc, InferenceRequest | None]] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._models: dict[int, _Model] = {}
+        self._ended = 0
+        self._tls: list[Any] = []
+        self._port: _Port | None = None
+        self._handle = {
+            Kind.START: self._start,
+            Kind.MODEL: self._add_model,
+            Kind.RESPONSES: self._responses,
+            Kind.ANSWER: self._answer,
+            Kind.BEGIN: self._begin,
+            Kind.MESSAGE: self._message,
+            Kind.READ: self._read_next,
+            Kind.DRAIN: self._drain,
+        }
+        self._loop.register(stream.channel.fileno(), self)
+
+    # --- from the core -------------------------------------------------------------------------------------
+
+    def on_ready(self, events: int) -> None:
+        """Handles some of the messages that have come; ends the process if the core is gone."""
+        try:
+            for _ in range(_READS):
+                received = self._stream.receive(wait=False)
+                self._handle[received.kind](received)
+        except BlockingIOError:
+            pass
+        except ChannelClosedError:
+            self.over.set()
+        except (KeyError, WireError):
+            log.exception("a message of the core can't be read")
+            self.over.set()
+
+    def _start(self, received: ReceivedMessage) -> None:
+        settings = record_from_json(FrontSettings, codec.decode_json(received.fields))
+        log_to_server(partial(self._stream.send, Kind.LOG, 0), settings.log_level)
+        self._tls = [
+            None if tls is None else tls_context(tls.private_key, tls.certificate, tls.client_root)
+            for tls in settings.tls
+        ]
+        port = self._port = _Port(settings.port, self._clock)
+        port.on_removed = self._connection_ended
+        port.use(self._loop)
+        port.unary = {method: partial(self._open, method) for method in settings.unary}
+        port.unary[INFER.grpc_method] = self._infer
+        port.streams = {method: partial(self._open_stream, method) for method in settings.streams}
+        self._loop.register(self._connections.fileno(), _Acceptor(self))
+        self._stream.send(Kind.HELLO, 0, codec.encode_hello(os.getpid()))
+        self._report()
+        self._tidy()
+
+    def accept(self) -> None:
+        """Serves the connections that have come."""
+        port = self._port
+        assert port is not None, "connections come after the start"
+        while True:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self._connections, _MOST_CONNECTION_BYTES, 1)
+            except BlockingIOError:
+                return
+            if not packet:
+                self._loop.unregister(self._connections.fileno())
+                return
+            if not fds:  # this process has no descriptors left
+                self._connection_ended()
+                continue
+            listener, peer = messages.decode_connection(packet)
+            try:
+                accepted = socket.socket(fileno=fds[0])
+                GrpcConnection(port, wire(accepted, self._tls[listener]), peer).start()
+            except OSError:  # the client is gone
+                self._connection_ended()
+
+    def _add_model(self, received: ReceivedMessage) -> None:
+        fields = codec.decode_json(received.fields)
+        self._models[received.subject] = _Model(_Spec(fields["name"]), fields["version"])
+
+    def _responses(self, received: ReceivedMessage) -> None:
+        columns = codec.decode_responses(received)
+        model: Any = self._models[received.subject]
+        assert columns.numbers is not None, "the message is a frame"
+        for number, response in zip(columns.numbers, columns.responses, strict=True):
+            call, request = self._calls.pop(number, (None, None))
+            if call is None or request is None:
+                continue  # it was cancelled
+            assert response is not None, "errors are answers"
+            if response.error is not None:
+                call.abort(response.error.grpc_status, response.error.message)
+                continue
+            request.model = model
+            try:
+                call.reply(self._encoder.message(request, response))
+            except ConchError as error:
+                call.abort(error.grpc_status, error.message)
+            except Exception as error:  # boundary: outputs that user code has made
+                shown = unsendable(request.model_name, response, error)
+                call.abort(shown.grpc_status, shown.message)
+
+    def _answer(self, received: ReceivedMessage) -> None:
+        number = received.subject
+        status, details, trailing, compression, message = messages.decode_answer(received)
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            end = stream.call.close if stream.started else stream.call.refuse
+            end(status, details, trailing)
+            return
+        call, _ = self._calls.pop(number, (None, None))
+        if call is None:
+            return
+        if message is None:
+            call.abort(status, details, trailing)
+        elif trailing or compression:
+            call.reply_with(message, compression, trailing)  # type: ignore[arg-type]
+        else:
+            call.reply(message)  # type: ignore[arg-type]  # the transport sends views too
+
+    def _begin(self, received: ReceivedMessage) -> None:
+        number = received.subject
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        call: Any = stream.call
+        if call.ended:
+            self._cancel_stream(number)
+            return
+        stream.started = True
+        compression = bytes(received.fields).decode() or None
+        call.start(partial(self._send_message, number), partial(self._cancel_stream, number), compression)
+
+    def _message(self, received: ReceivedMessage) -> None:
+        number = received.subject
+        stream = self._streams.get(number)
+        message = messages.decode_message(received)
+        if stream is None or message is None:
+            return
+        stream.call.write(message)  # type: ignore[arg-type]  # the transport sends views too
+        stream.call.when_read(partial(self._note_read, number, len(message)))
+
+    def _note_read(self, number: int, count: int) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        stream.read += count
+        if stream.read >= _READ_STEP:
+            count, stream.read = stream.read, 0
+            self._send(Kind.READ, number, messages.encode_count(count))
+
+    def _read_next(self, received: ReceivedMessage) -> None:
+        stream = self._streams.get(received.subject)
+        if stream is not None:
+            stream.call.read_next()
+
+    def _drain(self, received: ReceivedMessage) -> None:
+        port = self._port
+        assert port is not None, "the end comes after the start"
+        port.on_empty = self.over.set
+        if not port.connections:
+            self.over.set()
+        for connection in list(port.connections):
+            connection.drain()
+
+    # --- to the core ---------------------------------------------------------------------------------------
+
+    def _infer(self, call: UnaryRpc, message: Buffer, polling: bool = True) -> None:
+        """Decodes a request, for the round's message; others go as they came."""
+        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._decoding.submit(self._infer, call, message, False)
+            return
+        now_ns = self._clock()
+        try:
+            request = self._decode(message, _ignore, now_ns)
+        except ConchError:
+            request = None  # the core finds the error again
+        if request is None or not self._travels(request):
+            work = partial(self._open, INFER.grpc_method, call, message)
+        else:
+            work = partial(self._queue, request, call, message)
+        if polling:
+            work()
+        else:
+            self._loop.call_soon(work)
+
+    def _travels(self, request: InferenceRequest) -> bool:
+        """Whether the message of a round can have the request.
+
+        The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
+        get those of another request.
+        """
+        if request.classes or request.empty_final or request.region_bindings is not None:
+            return False
+        template = request.signature
+        sizes = self._sizes.get(template)
+        if sizes is None:
+            sizes = tuple(map(_expected_size, request.inputs.values()))
+            if template is not None:
+                self._sizes.keep(template, sizes)
+        for tensor, size in zip(request.inputs.values(), sizes, strict=True):
+            if size not in (tensor.nbytes, _ANY_SIZE):
+                return False
+        return True
+
+    def _queue(self, request: InferenceRequest, call: UnaryRpc, message: Buffer) -> None:
+        number = next(self._numbers) & _CALL_MASK
+        request.deadline_ns = call.deadline_ns(request.received_ns)
+        request.batch_size = len(message)
+        self._calls[number] = call, request
+        caller = self._caller(call)
+        key = request.model_name, request.model_version
+        requests = self._requests.get(key)
+        if requests is None:
+            requests = self._requests[key] = []
+            self._loop.flush_later(self)
+        requests.append((request, call, caller << CALL_BITS | number, message))
+        call.watch(self._cancel, number)
+
+    def flush(self) -> None:
+        """Sends the requests of the round."""
+        queued, self._requests = self._requests, {}
+        if self._new_callers:
+            self._send_callers()
+        for model, requests in queued.items():
+            try:
+                self._send_requests(model, requests)
+            except ChannelClosedError:
+                self.over.set()
+                return
+            except (WireError, ConchError, OSError, ValueError):
+                for each in requests:
+                    self._send_alone(model, each)
+
+    def _send_requests(
+        self, model: tuple[str, str], queued: Sequence[tuple[InferenceRequest, UnaryRpc, int, Buffer]]
+    ) -> None:
+        requests = [each[0] for each in queued]
+        payload = self._stream.pack([request.inputs.values() for request in requests])
+        try:
+            fields, texts = codec.encode_requests(requests, numbers=[each[2] for each in queued], model=model)
+        except BaseException:
+            self._stream.discard(payload)
+            raise
+        self._stream.send(Kind.EXECUTE, 0, fields, payload, texts)
+        for request in requests:
+            request.inputs = {}  # views of the client's message
+
+    def _send_alone(
+        self, model: tuple[str, str], queued: tuple[InferenceRequest, UnaryRpc, int, Buffer]
+    ) -> None:
+        """Sends a request of a round of which one could not be packed."""
+        try:
+            self._send_requests(model, [queued])
+        except ChannelClosedError:
+            self.over.set()
+        except (WireError, ConchError, OSError, ValueError):
+            _, call, number, message = queued
+            if self._calls.get(number & _CALL_MASK, (None, None))[0] is call:
+                self._send_open(number & _CALL_MASK, INFER.grpc_method, call, message)
+
+    def _open(self, method: str, call: UnaryRpc, message: Buffer) -> None:
+        """Passes a call on as it came."""
+        number = next(self._numbers) & _CALL_MASK
+        self._calls[number] = call, None
+        self._send_open(number, method, call, message)
+        call.watch(self._cancel, number)
+
+    def _open_stream(self, method: str, call: StreamRpc) -> None:
+        number = next(self._numbers) & _CALL_MASK
+        self._streams[number] = _Stream(call)
+        self._send_open(number, method, call, None)
+
+    def _send_open(self, number: int, method: str, call: RpcCall, message: Buffer | None) -> None:
+        caller = self._caller(call)
+        if self._new_callers:
+            self._send_callers()
+        fields = messages.encode_open(caller, call.deadline_ns(self._clock()), method, message)
+        self._send(Kind.OPEN, number, fields, message)
+
+    def _caller(self, call: RpcCall) -> int:
+        """The number of a call's caller, found by its metadata: calls with the same head share the object."""
+        metadata = call.metadata
+        key = call.client, id(metadata)
+        known = self._by_metadata.get(key)
+        if known is not None:
+            return known[0]
+        facts = CallerFacts(call.client, call.certificate_names, metadata)
+        number = self._callers.get(facts)
+        if number is None:
+            if len(self._callers) >= MOST_CALLERS:
+                self.flush()  # with the numbers of before
+                self._callers.clear()
+                self._by_metadata.clear()
+            number = self._callers[facts] = len(self._callers)
+            self._new_callers.append(facts)
+        self._by_metadata.keep(key, (number, metadata))
+        return number
+
+    def _send_callers(self) -> None:
+        new, self._new_callers = self._new_callers, []
+        self._send(Kind.CALLERS, len(self._callers) - len(new), messages.encode_callers(new))
+
+    def _cancel(self, number: int) -> None:
+        if self._calls.pop(number, None) is not None:
+            self.flush()  # its request may wait there
+            self._send(Kind.CANCEL, number)
+
+    def _cancel_stream(self, number: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            self._send(Kind.CANCEL, number)
+
+    def _send_message(self, number: int, message: Buffer | None) -> None:
+        self._send(Kind.MESSAGE, number, messages.encode_message(message), message)
+
+    def _connection_ended(self) -> None:
+        self._ended += 1
+        self._loop.call_soon(self._send_state)
+
+    def _send_state(self) -> None:
+        port = self._port
+        assert port is not None, "it has started"
+        fields = {"closed": port.closed, "ended": port.ended, "received": port.received.total}
+        self._send(Kind.STATE, self._ended, codec.encode_json(fields))
+
+    def _report(self) -> None:
+        """Says regularly that the front is alive, and what clients have caused."""
+        self._send_state()
+        self._loop.call_at(self._clock() + _STATE_NS, self._report)
+
+    def _tidy(self) -> None:
+        self._stream.tidy()
+        self._loop.call_at(self._clock() + _TIDY_NS, self._tidy)
+
+    def _send(self, kind: Kind, subject: int, fields: bytes = b"", message: Buffer | None = None) -> None:
+        try:
+            self._stream.send(kind, subject, fields, messages.carrying(message))
+        except ChannelClosedError:
+            self.over.set()
+
+
+class _Acceptor:
+    """The socket that connections come from."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def on_ready(self, events: int) -> None:
+        """Serves the connections that have come."""
+        self._front.accept()
+
+
+def _expected_size(tensor: Tensor) -> int:
+    """The bytes of a tensor of its shape; `_ANY_SIZE` for strings, `_NO_SIZE` if it is malformed."""
+    if any(dim < 0 for dim in tensor.shape):
+        return _NO_SIZE
+    if tensor.datatype == "BYTES":
+        return _ANY_SIZE
+    if tensor.datatype not in ELEMENT_SIZES:
+        return _NO_SIZE
+    return prod(tensor.shape) * ELEMENT_SIZES[tensor.datatype]
+
+
+def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that the core makes again."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves until the core or its last connection ends."""
+    packets, connections = (socket.socket(fileno=int(each)) for each in arguments)
+    # The core says when to end; service managers send signals to all processes of a service.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    front = Front(MessageStream(PacketChannel(packets, blocking=False), in_worker=False), connections)
+    front.over.wait()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

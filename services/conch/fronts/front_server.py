@@ -1,0 +1,403 @@
+"""The gRPC port with fronts: listens, gives each connection to a front, keeps the fronts alive.
+
+Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest
+open calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no
+front takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
+`RestartPolicy`, as an instance's worker has. A front that is lost takes its connections along; the calls of
+its clients are cancelled.
+
+    ========  ==========================  =====================  ====================================
+    phase     event                       next                   what is done
+    ========  ==========================  =====================  ====================================
+    STARTING  HELLO                       SERVING                it gets connections
+    STARTING  the end; `_START_NS`        WAITING                killed, reaped
+    SERVING   the end, a malformed        WAITING                killed, reaped; its calls cancelled
+              message
+    WAITING   the wait is over            STARTING               a process is started
+    any       `stop`                      CLOSED                 drained, then killed
+    ========  ==========================  =====================  ====================================
+
+Threads and locks: `start` and `stop` block, on a thread of the server's own; connections and links are the
+loop's thread's; policies and processes are those of `conch-fronts`, which the loop reaches by its queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.io_loop import IO_LOOP, IoLoop
+from conch.core.servable import InlineClaim
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
+from conch.frontends.grpc.tls_options import TlsOptions
+from conch.frontends.grpc.transport.port_state import PortState
+from conch.frontends.grpc.transport.transport_server import (
+    Listener,
+    bound_port,
+    bound_sockets,
+    port_options,
+)
+from conch.frontends.grpc.transport.wire import tls_context
+from conch.fronts.front_link import FrontLink, Handlers
+from conch.fronts.front_messages import FrontSettings
+from conch.observability.metrics.server_metrics import FrontProcess
+from conch.workers.supervision.restart_policy import Phase, RestartPolicy
+
+log = logging.getLogger(__name__)
+
+_START_S = 60.0
+_MIN_WAIT_S = 0.5
+_LONGEST_WAIT_NS = 1_000_000_000  # shorter than a worker's: without fronts nothing is served
+_CPU_FIELDS = slice(11, 13)  # utime and stime, behind the command's name, see proc(5)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Front:
+    """One front, with the processes that it has had.
+
+    Attributes:
+        name: Its name in the log.
+        policy: When it is started again.
+        link: The link to its process; None while there is none.
+        process: Its process; None while there is none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.policy = RestartPolicy(longest_wait_ns=_LONGEST_WAIT_NS)
+        self.link: FrontLink | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self._cpu_before_s = 0.0  # of processes that have ended
+        self._cpu_s = 0.0  # of the process, as last read
+
+    def shown(self) -> FrontProcess:
+        """The front, as metrics show it."""
+        link = self.link
+        self._read_cpu()
+        cpu_s = self._cpu_before_s + self._cpu_s
+        if link is None:
+            return FrontProcess(self.name, False, 0, cpu_s, self.policy.restarts)
+        return FrontProcess(self.name, link.responsive, link.connections, cpu_s, self.policy.restarts)
+
+    def end(self) -> int:
+        """Kills and reaps its process; returns the status."""
+        process = self.process
+        assert process is not None, "only a front with a process is ended"
+        process.kill()
+        self._read_cpu()
+        status = process.wait()
+        self.process = None
+        self._cpu_before_s, self._cpu_s = self._cpu_before_s + self._cpu_s, 0.0
+        return status
+
+    def _read_cpu(self) -> None:
+        process = self.process
+        if process is not None:
+            with suppress(OSError):  # it has just been reaped
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                self._cpu_s = sum(map(int, fields[_CPU_FIELDS])) / _TICKS
+
+
+_Event = tuple[Front, str | None]
+"""A front serves, or is lost for a reason."""
+
+
+class FrontServer:
+    """A gRPC server whose connections are its fronts'; see `RpcServer`.
+
+    Args:
+        options: The port's.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
+        limits = port_options(options)
+        # Each front has its share of what the port may hold; connections are counted here.
+        self._port = PortState(limits, clock)
+        self._share = max(limits.most_received_bytes // options.front_ends, 1)
+        self._reuse_port = options.reuse_port
+        self._clock = clock
+        self._loop: IoLoop | None = None
+        self._handlers = Handlers()
+        self._tls: list[TlsOptions | None] = []
+        self._bound: list[Listener] = []
+        self._fronts = [Front(f"front {number}") for number in range(options.front_ends)]
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._supervise, name="conch-fronts", daemon=True)
+        self._all_serve = threading.Event()
+        self._all_ended = threading.Event()
+        self._stopping = self._ended = False
+        self._most_connections = limits.most_connections
+        self._waiting: deque[tuple[int, socket.socket, str]] = deque()  # connections that no front takes
+
+    # --- RpcServer -----------------------------------------------------------------------------------------
+
+    @property
+    def client_counts(self) -> ClientCounts:
+        """What the clients of all fronts have caused."""
+        closed, ended, received = Counter(self._port.closed), Counter(self._port.ended), 0
+        for front in self._fronts:
+            link = front.link
+            if link is not None:
+                closed.update(link.counts.closed)
+                ended.update(link.counts.ended)
+                received += link.counts.received_bytes
+        return ClientCounts(closed, ended, received)
+
+    def processes(self) -> list[FrontProcess]:
+        """The fronts, as metrics show them."""
+        return [front.shown() for front in self._fronts]
+
+    def queue_inline(self, claim: InlineClaim) -> None:
+        """Takes a claim of a model that the loop may run after the round's events."""
+        assert self._loop is not None, "handlers run after the start"
+        self._loop.queue_inline(claim)
+
+    def serve(
+        self,
+        unary: Mapping[str, UnaryMethod],
+        streams: Mapping[str, StreamMethod],
+        admissions: Mapping[str, Admit],
+    ) -> None:
+        """See `RpcServer`; there are no admissions."""
+        assert not admissions, "the port refuses options with checks before the message"
+        self._handlers = Handlers(unary, streams)
+
+    def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
+        """Listens on an address; see `RpcServer`."""
+        if tls is not None:
+            tls_context(tls.private_key, tls.certificate, tls.client_root)
+        try:
+            bound = bound_sockets(address, self._reuse_port)
+        except OSError as error:
+            raise OSError(f"address {address} can't be listened on: {error.strerror or error}") from None
+        for each in bound:
+            accept = partial(self._accept, len(self._tls))
+            self._bound.append(Listener(self._port, each, accept))
+            self._tls.append(tls)
+        return bound_port(bound)
+
+    def start(self) -> None:
+        """Starts the fronts, and accepts connections once all serve.
+
+        Raises:
+            OSError: A front can't be started, or does not serve.
+        """
+        loop = self._loop = IO_LOOP.hold()
+        self._port.use(loop)
+        self._thread.start()
+        if not self._all_serve.wait(_START_S):
+            self.stop(0)
+            raise OSError(f"the front processes do not serve {_START_S:g} s after their start")
+        for listener in self._bound:
+            loop.call_soon(listener.listen)
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuses new connections, has the fronts end theirs, kills what is left; see `RpcServer`."""
+        if self._stopping:
+            return self._ended
+        self._stopping = True
+        loop = self._loop
+        if loop is None:
+            for listener in self._bound:
+                listener.close()
+            return True
+        end = time.monotonic() + grace_s
+        loop.call_soon(self._drain)
+        in_time = self._all_ended.wait(grace_s)
+        self._events.put(None)
+        self._thread.join()  # it kills what is left
+        closed = threading.Event()
+        loop.call_soon(partial(self._close_links, closed))
+        closed.wait()
+        left = max(end - time.monotonic(), _MIN_WAIT_S)
+        self._ended = self._port.open_calls.wait_until_none(left) and in_time
+        if not self._ended:
+            log.warning("calls are still being worked on %.1f s after the server was stopped", grace_s)
+        IO_LOOP.release()
+        return self._ended
+
+    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
+        """See `RpcServer.drain_streams`."""
+        return self._port.open_calls.drain_streams(status, details, timeout_s)
+
+    # --- on the loop's thread ------------------------------------------------------------------------------
+
+    def _accept(self, listener: int, accepted: socket.socket, peer: str) -> None:
+        links = [front.link for front in self._fronts if front.link is not None]
+        if len(self._waiting) + sum(link.connections for link in links) >= self._most_connections:
+            self._port.closed["connections"] += 1
+            accepted.close()
+        elif not self._give(listener, accepted, peer):
+            self._waiting.append((listener, accepted, peer))
+
+    def _give(self, listener: int, accepted: socket.socket, peer: str) -> bool:
+        """Gives a connection to a front; False if none takes it now."""
+        links = [front.link for front in self._fronts if front.link is not None and front.link.responsive]
+        links.sort(key=lambda link: (len(link.calls), link.connections))
+        for link in links:
+            if link.give(accepted, listener, peer):
+                accepted.close()
+                return True
+        return False
+
+    def _give_waiting(self) -> None:
+        """Gives connections that wait to a front that has just been heard of."""
+        while self._waiting and self._give(*self._waiting[0]):
+            self._waiting.popleft()
+
+    def _drain(self) -> None:
+        for listener in self._bound:
+            listener.close()
+        while self._waiting:
+            self._waiting.popleft()[1].close()
+        for front in self._fronts:
+            if front.link is not None:
+                front.link.drain()
+        self._check_ended()
+
+    def _connect(self, front: Front, link: FrontLink, settings: FrontSettings) -> None:
+        front.link = link
+        try:
+            link.start(settings)
+        except OSError as error:
+            link.lose(str(error))
+        else:
+            if self._stopping:
+                link.drain()
+
+    def _on_serving(self, front: Front) -> None:
+        self._events.put((front, None))
+
+    def _on_lost(self, front: Front, reason: str) -> None:
+        link, front.link = front.link, None
+        if link is not None:
+            self._port.closed.update(link.counts.closed)
+            self._port.ended.update(link.counts.ended)
+        self._events.put((front, reason))
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        if self._stopping and all(front.link is None for front in self._fronts):
+            self._all_ended.set()
+
+    def _close_links(self, closed: threading.Event) -> None:
+        for front in self._fronts:
+            if front.link is not None:
+                front.link.lose("the server stops")
+        closed.set()
+
+    # --- on the thread of the fronts -----------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        """Starts fronts, and reaps those that were lost, until None is queued."""
+        for front in self._fronts:
+            self._launch(front)
+        while (event := self._next()) is not None:
+            front, reason = event
+            if reason is None:
+                self._served(front)
+            else:
+                self._reap(front, reason)
+        for front in self._fronts:
+            if front.process is not None:
+                front.end()
+
+    def _next(self) -> _Event | None:
+        """The next event; starts those fronts meanwhile whose wait is over."""
+        while True:
+            waiting = [front for front in self._fronts if front.policy.phase is Phase.WAITING]
+            first_ns = min((front.policy.try_ns for front in waiting), default=None)
+            timeout_s = None if first_ns is None else max(first_ns - self._clock(), 0) / 1e9
+            try:
+                return self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                pass
+            for front in waiting:
+                if front.policy.try_ns <= self._clock() and not self._stopping:
+                    front.policy.begin()
+                    self._launch(front)
+
+    def _served(self, front: Front) -> None:
+        if front.policy.phase is Phase.STARTING:
+            front.policy.served(self._clock())
+            if all(each.policy.phase is Phase.SERVING for each in self._fronts):
+                self._all_serve.set()
+
+    def _reap(self, front: Front, reason: str) -> None:
+        """Ends the process of a front that was lost, and has it started again."""
+        status = front.end()
+        if self._stopping:
+            front.policy.close()
+            return
+        log.error("%s (status %d): %s; its connections have ended", front.name, status, reason)
+        now_ns = self._clock()
+        if front.policy.phase is Phase.SERVING:
+            front.policy.lost(now_ns, reason)
+            front.policy.ended(now_ns, reason)
+        else:
+            front.policy.failed(now_ns, reason)
+
+    def _launch(self, front: Front) -> None:
+        loop = self._loop
+        assert loop is not None, "the server has started"
+        try:
+            with ExitStack() as undo:
+                packets, their_packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                undo.callback(packets.close)
+                with their_packets:
+                    given, their_given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    undo.callback(given.close)
+                    with their_given:
+                        front.process = _start_process(their_packets.fileno(), their_given.fileno())
+                undo.pop_all()
+        except OSError as error:
+            log.error("%s can't be started: %s", front.name, error)
+            front.policy.failed(self._clock(), str(error))
+            return
+        link = FrontLink(
+            front.name,
+            packets,
+            given,
+            self._handlers,
+            self._port.open_calls,
+            loop,
+            self._clock,
+            on_serving=partial(self._on_serving, front),
+            on_heard=self._give_waiting,
+            on_lost=partial(self._on_lost, front),
+        )
+        limits = replace(self._port.options, most_received_bytes=self._share)
+        level = logging.getLogger("conch").getEffectiveLevel()
+        methods = tuple(self._handlers.unary), tuple(self._handlers.streams)
+        loop.call_soon(
+            partial(self._connect, front, link, FrontSettings(limits, tuple(self._tls), *methods, level))
+        )
+
+
+def _start_process(packets: int, connections: int) -> subprocess.Popen[bytes]:
+    """Starts a front with its ends of two sockets; it ends when the core closes them.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "conch.fronts.front_process", str(packets), str(connections)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(packets, connections),
+        start_new_session=True,  # a terminal's signals are for the core
+    )

@@ -1,0 +1,203 @@
+"""Rollouts of whole servers: bad candidates are aborted, good ones promoted, a killed server goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.support.loading import write_number
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor
+from tritonclient.utils import InferenceServerException
+
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+
+MODEL = """
+import itertools, os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    requests = itertools.count(1)
+
+    def execute(self, requests):
+        number = next(self.requests)
+        {act}
+        out = pb_utils.Tensor("OUT", np.ones(1, np.float32))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+"""
+GOOD = "pass"
+INSTANCES = "instance_group { count: 4 } version_policy { latest { num_versions: 1 } }"
+GUARD = {"requests": 40, "errors": 0.005, "slower": 0.1}
+WAIT_S = 90.0
+
+
+def write_version(repository: Path, version: int, act: str = GOOD) -> None:
+    directory = repository / "m" / str(version)
+    directory.mkdir(exist_ok=True)
+    (directory / "model.py").write_text(MODEL.format(act=act))
+
+
+class Site:
+    """A server whose model gets requests from both protocols until `end`."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._http = httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S)
+        self._server = server
+        self._over = Event()
+        self.answers: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._pool = ThreadPoolExecutor(6)
+        self._running = [self._pool.submit(each) for each in (self._ask_grpc, self._ask_http) * 3]
+
+    def _ask_grpc(self) -> None:
+        with client_of(self._server) as client:
+            while not self._over.is_set():
+                try:
+                    found = client.infer("m", [tensor("IN", np.ones(1, np.float32))])
+                except InferenceServerException as error:
+                    self.errors.append(str(error))
+                else:
+                    self.answers[found.get_response().model_version] += 1
+
+    def _ask_http(self) -> None:
+        inputs = [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]
+        while not self._over.is_set():
+            reply = self._http.post("/v2/models/m/infer", json={"inputs": inputs}).json()
+            if "error" in reply:
+                self.errors.append(reply["error"])
+            else:
+                self.answers[reply["model_version"]] += 1
+
+    def rollout(self, action: str = "", body: Any = None) -> Any:
+        path = f"/v2/repository/models/m/rollout{action}"
+        reply = self._http.get(path) if not action and body is None else self._http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def wait(self, *states: str) -> Any:
+        def reached() -> Any:
+            found = self.rollout()
+            return found if found["state"] in states else None
+
+        return eventually(reached, f"the rollout is {states}", WAIT_S)
+
+    def answered_by(self, version: str) -> None:
+        """Waits until requests that begin now are answered by a version."""
+        before = self.answers[version]
+        eventually(lambda: self.answers[version] > before + 50, f"version {version} answers", WAIT_S)
+
+    def end(self) -> None:
+        self._over.set()
+        self._pool.shutdown()
+        for each in self._running:
+            each.result()
+        self._http.close()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_number(tmp_path / "models", "m", extra=INSTANCES, versions=(1,))
+    write_version(tmp_path / "models", 1)
+    return tmp_path / "models"
+
+
+@contextmanager
+def site_of(repository: Path, *flags: str) -> Iterator[tuple[Site, ServerProcess]]:
+    arguments = [
+        "--http-port=0",
+        "--metrics-port=0",
+        "--model-control-mode=explicit",
+        "--load-model=m",
+        *flags,
+    ]
+    with serving_process(repository, flags=arguments) as server:
+        site = Site(server)
+        try:
+            yield site, server
+        finally:
+            site.end()
+
+
+@pytest.mark.parametrize(
+    ("stable", "candidate", "reason"),
+    [
+        (GOOD, "if number % 33 == 0: raise ValueError('odd')", "errors"),
+        ("time.sleep(0.05)", "time.sleep(0.2)", "slower"),
+        (GOOD, "if number % 20 == 0: os._exit(3)", "the workers of version 2 fail again and again"),
+    ],
+    ids=["fails", "is slow", "crashes"],
+)
+def test_a_bad_candidate_is_aborted(repository: Path, stable: str, candidate: str, reason: str) -> None:
+    write_version(repository, 1, stable)
+    with site_of(repository) as (site, _):
+        write_version(repository, 2, candidate)
+        declared = {"candidate": 2, "steps": ["50% 8s", "60% 1h"], "guard": GUARD}
+        site.rollout(body={"rollout": declared})
+        found = site.wait("ABORTED")
+        assert reason in found["reason"], found
+        site.answered_by("1")
+        site.errors.clear()
+        begun = Counter(site.answers)
+        site.answered_by("1")
+        assert site.answers["2"] == begun["2"], "the candidate gets requests after the abort"
+        assert site.errors == []
+
+
+def test_a_good_candidate_is_promoted_and_rolled_back_without_a_failure(repository: Path) -> None:
+    with site_of(repository) as (site, _):
+        write_version(repository, 2)
+        declared = {"candidate": 2, "steps": ["20% 1s", "50% 1s"], "guard": {"requests": 40, "errors": 0.05}}
+        site.rollout(body={"rollout": {**declared, "keep": "1h"}})
+        site.wait("BAKING")
+        site.answered_by("2")
+        site.rollout("/rollback")
+        site.wait("ABORTED")
+        site.answered_by("1")
+        write_version(repository, 3)
+        site.rollout(body={"rollout": {**declared, "candidate": 3, "keep": "1s"}})
+        site.wait("DONE")
+        site.answered_by("3")
+        site.end()
+        assert site.errors == []
+        assert set(site.answers) == {"1", "2", "3"}
+
+
+STATES = {
+    "STEP": ((), {"STEP"}),
+    "PAUSED": (("/pause",), {"PAUSED"}),
+    "BAKING": (("/promote",), {"BAKING"}),
+    "ABORTED": (("/abort",), {"ABORTED"}),
+    "rolled back": (("/promote", "/rollback"), {"ABORTED"}),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_killed_server_goes_on_where_it_was(repository: Path, tmp_path: Path, state: str) -> None:
+    actions, after = STATES[state]
+    flags = (f"--state-directory={tmp_path / 'state'}",)
+    with site_of(repository, *flags) as (site, server):
+        write_version(repository, 2)
+        site.rollout(body={"rollout": {"candidate": 2, "steps": ["20% 1h", "50% 1h"], "keep": "1h"}})
+        site.wait("STEP")
+        for action in actions:
+            site.rollout(action)
+        before = site.wait(*after)
+        site.end()
+        server.kill()
+    with site_of(repository, *flags) as (site, _):
+        found = site.wait(*after)
+        keys = ("id", "stable", "candidate", "previous", "step", "refused")
+        assert {key: found[key] for key in keys} == {key: before[key] for key in keys}
+        assert found["weight"] <= before["weight"]
+        site.answered_by(str(before["stable"]))
+        assert site.errors == []
+        held = {"ABORTED": {"1"}, "BAKING": {"2"}}.get(found["state"], {"1", "2"})
+        assert set(site.answers) <= held
