@@ -161,7 +161,10 @@ class FleetRollouts(RolloutCalls):
         )
         for model, saved in list(self.loop.kept.items()):
             if saved.declaration is not None:
-                self._take_files(model)
+                try:
+                    self._take_files(model)
+                except ConchError as error:
+                    log.warning("the rollout of '%s' goes on without its files: %s", model, error.message)
         self.loop.restore()
         for model in list(self.loop.models):
             self._declared.add(model)

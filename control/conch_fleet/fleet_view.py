@@ -7,7 +7,8 @@ judged by; its progress becomes the directive of each server.
   model. A server counts while it is reached.
 - The candidate comes to one server after the other, in their order: the next one gets it when the one before
   has it, or can't load it.
-- A server's alarm and a failed load are the fleet's.
+- A server's alarm and a failed load are the fleet's. A version under test that no server has is no alarm: the
+  plan waits, as servers that were started again load it.
 - Counters are sums of what the servers have counted since they were first seen; a server that is lost and
   returns adds what it has counted meanwhile.
 """
@@ -114,10 +115,15 @@ class FleetView:
         return self._totals.get(version, _GONE)
 
     def sights(self, progress: Progress) -> dict[int, VersionSight] | None:
-        """The versions of the model; None while no server has answered."""
-        if not self.answers:
-            return None
+        """The versions of the model; None while no server can tell."""
         serving = self._serving()
+        tested = _version_under_test(progress)
+        if not self.answers or (
+            tested is not None
+            and not any(answer.versions.get(tested, _GONE).ready for answer in serving.values())
+            and not self._alarm(tested, progress, serving)
+        ):
+            return None
         found = set(self.digests)
         for answer in serving.values():
             found.update(version for version, each in answer.versions.items() if each.ready)
@@ -176,7 +182,7 @@ class FleetView:
         )
 
     def _alarm(self, version: int, progress: Progress, serving: Mapping[str, Answer]) -> str:
-        if version != (progress.stable if progress.state is State.BAKING else progress.candidate):
+        if version != _version_under_test(progress):
             return ""
         alarms = (
             f"server {server}: {answer.alarm}"
@@ -191,6 +197,12 @@ class FleetView:
     def _has_tried(self, answer: Answer, version: int) -> bool:
         failed = answer.files == self.files and bool(answer.versions.get(version, _GONE).failure)
         return failed or self._is_current(answer, version)
+
+
+def _version_under_test(progress: Progress) -> int | None:
+    if progress.state is State.BAKING:
+        return progress.stable
+    return progress.candidate if progress.state in _TESTED else None
 
 
 def _plus(total: ManagedVersion, now: ManagedVersion, before: ManagedVersion) -> ManagedVersion:

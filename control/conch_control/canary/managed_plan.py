@@ -105,15 +105,19 @@ class ManagedPlan(RolloutPlan):
 
     def _transition(self, now: int) -> None:
         self._follow(now)
-        state, candidate = self.progress.state, self.progress.candidate
-        if state is State.BAKING:
-            candidate = self.progress.stable
-        elif state not in _TESTED:
+        progress = self.progress
+        if progress.state is State.BAKING:
+            candidate, other = progress.stable, progress.previous
+        elif progress.state in _TESTED:
+            candidate, other = progress.candidate, progress.stable
+        else:
             return
         if candidate is None:
             return
         sight = self._sight(candidate)
-        if self._arrived:
+        if not sight.serves and (other is None or not self._sight(other).serves):
+            self._arrived = False  # the model is not loaded here, or no longer
+        elif self._arrived:
             trouble = self._trouble(candidate)
             if sight.serves and sight.differences:
                 trouble = f"the interface of version {candidate} differs: {'; '.join(sight.differences)}"

@@ -417,7 +417,8 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
             assert before is not None and (before.id, before.step) == (1, 1)
             assert conch_rollout("promote", "m", target=site.target("a")) == 1, "conch control manages it"
 
-        with site.control("abc", *flags):
+        state = tmp_path / "state"
+        with site.control("abc", *flags, f"--state-directory={state}"):
             resumed = eventually(lambda: report(port), "the rollout goes on")
             assert (resumed.id, resumed.state, resumed.step) == (1, "STEP", 1)
             everywhere(60.0)
@@ -431,3 +432,8 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
             assert ended.refused == (2,)
             everywhere(0.0)
             assert all({*sides(server).values()} == {1.0} for server in servers.values())
+            assert '"ABORTED"' in (state / "rollouts" / "m.json").read_text()
+
+        assert conch_rollout("delete", "m", target=site.target("c")) == 0
+        freed = eventually(lambda: report(site.target("c")), "the server has its own rollout again")
+        assert (freed.source, freed.managed_by) == ("file", "")

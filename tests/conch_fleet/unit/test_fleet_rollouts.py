@@ -351,6 +351,22 @@ def test_a_server_without_the_candidate_stays_at_stable() -> None:
     assert fleet.plan.progress.state is State.STEP, "it had no candidate that could have left"
 
 
+def test_servers_that_lose_the_whole_model_abort_nothing() -> None:
+    fleet = stepping()
+    fleet.servers["a"].loaded.clear()  # unloaded, as it is placed elsewhere
+    fleet.tell("a")
+    assert fleet.plan.progress.state is State.STEP
+    for name in SERVERS:
+        fleet.servers[name] = Server()  # all are started again
+        fleet.tell(name)
+    assert fleet.plan.progress.state is State.STEP
+    fleet.settle()
+    assert {each.traffic.weight for each in fleet.servers.values() if each.traffic} == {1000}
+    del fleet.servers["b"].loaded[2]
+    fleet.tell("b")
+    assert fleet.plan.progress.reason == "server b: version 2 is no longer ready"
+
+
 def test_counters_are_sums_over_servers_and_their_lives() -> None:
     view = FleetView(("a", "b"))
 
