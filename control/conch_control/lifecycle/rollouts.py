@@ -4,12 +4,14 @@
 |-------------------------------|---|
 | files of a model, declaration | `begins`, at each load of the model and before a rollout is started |
 | which versions a load selects | `versions_of`, from `RolloutLoop.selections` |
+| what a fleet's manager says   | `manage_rollout` |
 | route and labels              | `publish`, `publish_labels`; up to date when a load returns, by `ended` |
 | loads of a rollout            | `select`, on a thread `conch-rollout-load` for each model |
 | transitions                   | `changed`: events, counters, and pins in on-demand mode |
 
 Threads: storage is read on the threads of loads and calls, never on the loop's. Locks: `_lock` guards which
-models are being followed; the load queue's is taken to read versions with what they were loaded from.
+models are being followed and the counters of transitions; the load queue's is taken to read versions with
+what they were loaded from.
 """
 
 from __future__ import annotations
