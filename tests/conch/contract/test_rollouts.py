@@ -16,6 +16,8 @@ from conch.core.rollouts import RolloutReport
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 
+pytestmark = pytest.mark.slow
+
 DECLARED = """
 [labels]
 stable = 1

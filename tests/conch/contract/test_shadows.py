@@ -33,6 +33,8 @@ from conch.server import Server
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
+pytestmark = pytest.mark.slow
+
 MODEL = '''
 """Version 2 adds 0.25. Fails for minus its version. Version 2 waits for a file for 100, and dies of -99."""
 import os
