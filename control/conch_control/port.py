@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutControl, RolloutReport
+from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.events import EventLog
 from conch_control.version_phase import Phase
 
@@ -129,6 +130,15 @@ class AgentPort(RolloutControl, Protocol):
         Raises:
             FailedPreconditionError: A file or the repository declares the labels of this model.
             ConchError: There is no such model, version or label.
+        """
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Takes over what the manager of a fleet says of a model's rollout; the model need not be loaded.
+
+        Raises:
+            InvalidArgumentError: Declaration or state is wrong.
         """
 
     def models(self) -> Index:

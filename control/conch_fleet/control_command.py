@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from conch.cli.command_parser import CommandParser
 from conch.cli.control_connection import (
@@ -26,16 +27,23 @@ from conch.cli.control_connection import (
     server_targets,
 )
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.option import FlagError, setting_of
 from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
 from conch.process.banner import table
+from conch_control.canary.managed import LONGEST_LEASE_S
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.planner.planner_loop import Planner
 from conch_control.port import Index
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.remote_api.connection_options import (
+    ConnectionOptions,
+    ControlPortFlags,
+    ControlPortOptions,
+)
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.remote_api.server import ControlPort
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories, open_repositories
 from conch_fleet.fleet_port import Fleet
@@ -54,6 +62,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     values = make_parser().parse_args(list(arguments))
     try:
         rules, connections = _fleet(values, environment)
+        port_options = _port_options(values)
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
@@ -79,10 +88,20 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
             if values.plan:
                 print(_plan(rules, indexes, repositories))
                 return OK
-            fleet = stack.enter_context(
-                closing(Fleet(agents, rules, _parts(repositories), values.server_lost_secs))
+            fleet = Fleet(
+                agents,
+                rules,
+                repositories,
+                values.server_lost_secs,
+                values.rollout_lease,
+                values.state_directory,
             )
-            return _run(fleet, Planner(fleet, repositories, settings), [each.target for each in connections])
+            stack.enter_context(closing(fleet))
+            planner = Planner(fleet, repositories, settings)
+            return _run(fleet, planner, port_options, [each.target for each in connections])
+    except ConchError as error:
+        print(f"conch control: {error.message}", file=sys.stderr)
+        return USAGE
     finally:
         unconfigure(handler)
 
@@ -151,10 +170,10 @@ def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositori
             roll.lost(target, "not reached", (), 0)
         else:
             roll.seen(target, sight_of(index), (), 0)
-    parts = _parts(repositories)
-    names = sorted(repositories.scan().models)
+    models = repositories.scan().models
+    names = sorted(models)
     for name in names:
-        roll.want(name, parts(name), 0)
+        roll.want(name, read_composing_models(models[name], ControlOptions(())), 0)
     placement, serving = roll.placement(), roll.serving
     rows = []
     for name in sorted({*names, *serving}):
@@ -167,25 +186,33 @@ def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositori
     return "\n".join([*lines, table(["Model", "Servers", "To load on", "To unload from", "Problem"], rows)])
 
 
-def _parts(repositories: Repositories) -> Callable[[str], tuple[str, ...]]:
-    """Reads the composing models of a model from its repository."""
+def _port_options(values: argparse.Namespace) -> ControlPortOptions | None:
+    """The fleet's own control port; None for none. Raises UsageError: its flags are wrong."""
+    given = {each.name: getattr(values, f"port_{each.name}") for each in fields(ControlPortFlags)}
+    flags = {name: value for name, value in given.items() if value is not None}
+    try:
+        return ControlPortFlags(**flags).options(policy=False)
+    except FlagError as error:
+        raise UsageError(str(error)) from None
 
-    def parts(name: str) -> tuple[str, ...]:
-        source = repositories.list_available().models.get(name)
-        return () if source is None else read_composing_models(source, ControlOptions(()))
 
-    return parts
-
-
-def _run(fleet: Fleet, planner: Planner, targets: Sequence[str]) -> int:
+def _run(fleet: Fleet, planner: Planner, options: ControlPortOptions | None, targets: Sequence[str]) -> int:
+    port = None if options is None else ControlPort(fleet, options)
     with _until_signalled() as stop:
         fleet.start()
+        if port is not None and options is not None:
+            port.start()
+            log.info("the fleet's control port is %s, %s", options.target, options.security)
         planner.start()
         log.info("planning for %s", ", ".join(targets))
         # Waits in steps: a signal just before an endless wait would be noticed late.
         while not stop.wait(_SIGNAL_INTERVAL_S):
             pass
+        if port is not None:
+            port.refuse_changes()
         fleet.stop()
+        if port is not None:
+            port.stop(_STOP_S)
         planner.stop(_STOP_S)
     return OK
 
@@ -214,6 +241,13 @@ def _seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return value
+
+
+def _lease(text: str) -> float:
+    value = _seconds(text)
+    if not 1 <= value <= LONGEST_LEASE_S:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {LONGEST_LEASE_S:g} seconds, not {text}")
     return value
 
 
@@ -280,5 +314,28 @@ def make_parser() -> CommandParser:
         metavar="SECONDS",
         help="seconds that a server may be unreachable before its models are placed on others (default: 30)",
     )
+    parser.add_argument(
+        "--state-directory",
+        type=Path,
+        metavar="DIRECTORY",
+        help="keeps the progress of rollouts (default: go on from what the servers show)",
+    )
+    parser.add_argument(
+        "--rollout-lease",
+        type=_lease,
+        default=60.0,
+        metavar="SECONDS",
+        help="a server that does not hear from this process for so long sends a candidate no requests "
+        "(default: 60)",
+    )
+    group = parser.add_argument_group("the fleet's own control port, for conch rollout and conch models")
+    for each in fields(ControlPortFlags):
+        setting = setting_of(ControlPortFlags, each.name)
+        kind: dict[str, Any] = (
+            {"action": "store_true", "default": None}
+            if setting.is_switch
+            else {"type": setting.parse, "metavar": setting.metavar}
+        )
+        group.add_argument(setting.flag, dest=f"port_{each.name}", help=setting.help, **kind)
     add_connection_flags(parser, several=True)
     return parser

@@ -1,24 +1,39 @@
-"""Several servers as one agent for the planner: a load returns when the model has been rolled out.
+"""Several servers as one agent: a load returns when the model has been rolled to its servers.
 
-Owns: the roll's state, and an event log that says which models the fleet serves. Threads: `conch-fleet`
-lets time pass; the members report on theirs; planner threads wait in `load` and `unload`. Locks: `_changed`
-guards everything.
+Owns: the state of the roll, the rollouts, and an event log that says which models the fleet serves. Threads:
+`conch-fleet` lets time pass; the members report on theirs; planner threads and those of calls wait in `load`
+and `unload`. Locks: `_changed` guards all but the rollouts, which have their own.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.errors import (
+    ConchError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutReport, RolloutTransition
+from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
-from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.repository.dependency_graph import read_composing_models
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import ModelSource
 from conch_control.version_phase import Phase
+from conch_fleet.fleet_rollouts import FleetRollouts
 from conch_fleet.fleet_server import FleetMember
 from conch_fleet.fleet_state import Ended, Sight, Step
 from conch_fleet.placement_file import PlacementRules
@@ -34,23 +49,30 @@ _VERSION = 1
 
 
 class Fleet:
-    """Implements `PlannerPort` for several servers; closes their agents.
+    """Implements `AgentPort` for several servers; closes their agents.
 
     Args:
         agents: The servers, as `rules.servers`.
-        parts: Composing models of a model, by name.
+        repositories: Those of the servers.
         lost_s: Seconds until the models of a lost server are placed elsewhere.
+        lease_s: Seconds that a server sends requests to a candidate without hearing of it.
+        state_directory: Keeps the progress of rollouts; None to go on from what the servers show.
+
+    Raises:
+        InvalidArgumentError: The state directory can't be used.
     """
 
     def __init__(
         self,
         agents: Sequence[RemoteAgent],
         rules: PlacementRules,
-        parts: Callable[[str], tuple[str, ...]],
+        repositories: Repositories,
         lost_s: float,
+        lease_s: float,
+        state_directory: Path | None = None,
         clock: Clock = monotonic_ns,
     ) -> None:
-        self._parts = parts
+        self._repositories = repositories
         self._clock = clock
         self._changed = threading.Condition()
         self._roll = Roll(rules, round(lost_s * _S), clock())
@@ -58,6 +80,8 @@ class Fleet:
         self._unreported = set(self._members)
         self._stopped = False
         self._events = EventLog(wall_seconds)
+        self._agents = {agent.target: agent for agent in agents}
+        self.canary = FleetRollouts(agents, self, lease_s, state_directory, clock)
         self._thread = threading.Thread(target=self._pass_time, name="conch-fleet", daemon=True)
 
     @property
@@ -67,6 +91,7 @@ class Fleet:
 
     def start(self) -> None:
         """Starts to follow the servers."""
+        self.canary.start()
         self._thread.start()
         for member in self._members.values():
             member.start()
@@ -76,10 +101,12 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._events.wake()
 
     def close(self) -> None:
         """Stops following the servers; loads that run there go on."""
         self.stop()
+        self.canary.close()
         for member in self._members.values():
             member.close()
         if self._thread.ident is not None:
@@ -93,13 +120,16 @@ class Fleet:
         """
         if parameters:
             raise InvalidArgumentError("a fleet loads models as they are in their repositories")
-        parts = self._parts(name)
+        source = self.source(name)
+        parts = () if source is None else read_composing_models(source, ControlOptions(()))
+        self.canary.declare(name)
         with self._changed:
             self._act(self._roll.want(name, parts, self._clock()))
             self._wait(lambda: self._roll.load_result(name))
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Unloads a model from all servers."""
+        """Unloads a model from all servers, and ends its rollout."""
+        self.canary.drop(name)
         with self._changed:
             self._act(self._roll.drop(name, self._clock()))
             self._wait(lambda: self._roll.unload_result(name))
@@ -115,22 +145,89 @@ class Fleet:
             if not self._roll.reached:
                 raise UnreachableError(f"none of the servers can be reached: {', '.join(self._members)}")
             statuses = [
-                ModelStatus(name, "", (VersionStatus(_VERSION, Phase.READY),))
+                ModelStatus(
+                    name, "", (VersionStatus(_VERSION, Phase.READY),), rollout=self.canary.summary(name)
+                )
                 for name in sorted(self._roll.serving)
             ]
             return Index(self._events.epoch, self._events.revision, tuple(statuses))
+
+    def progress(self, names: Collection[str]) -> Sequence[ModelStatus]:
+        """Nothing: servers tell of their staging themselves."""
+        return ()
+
+    def describe(self, name: str) -> ModelDescription:
+        """As the first server that serves a model describes it.
+
+        Raises:
+            NotFoundError: No server that can be reached serves it.
+        """
+        with self._changed:
+            servers = self._roll.serving.get(name, [])
+        if not servers:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        return self._agents[servers[0]].describe(name)
+
+    def drain(self) -> None:
+        """Refused: servers are drained one by one."""
+        raise UnsupportedError("a fleet can't be drained; drain its servers at their control ports")
+
+    @property
+    def draining(self) -> bool:
+        """True once `conch control` stops."""
+        return self._stopped
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a version that its servers serve; None removes it."""
+        self.canary.set_label(name, label, version)
+
+    def rollout(self, name: str) -> RolloutReport:
+        """A model's labels and rollout. Raises NotFoundError: it has neither."""
+        return self.canary.rollout(name)
+
+    def rollouts(self) -> list[RolloutReport]:
+        """Labels and rollouts of all models that have some, by name."""
+        return self.canary.rollouts()
+
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """Declares and starts a rollout on all servers of a model."""
+        return self.canary.start_rollout(name, declaration, again)
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout on all servers."""
+        return self.canary.update_rollout(name, action, weight)
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Refused: this process manages the rollouts of its servers."""
+        raise UnsupportedError("conch control manages the rollouts of its servers itself")
+
+    def source(self, model: str) -> ModelSource | None:
+        """A model in the repositories as they are now."""
+        return self._repositories.list_available().source(model)
+
+    def rollout_changed(self, model: str, transition: RolloutTransition) -> None:
+        """Appends an event about a rollout, which changes no version."""
+        self._events.append(model, 0, Phase.UNLOADED, rollout=transition)
+
+    def before_load(self, server: str, model: str) -> None:
+        """Tells a server of a model's rollout. Raises ConchError: it can't be told."""
+        self.canary.deliver(server, model)
 
     def on_seen(self, server: str, sight: Sight, ended: list[Ended]) -> None:
         """Records what a server has and which steps have ended, and goes on."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._roll.seen(server, sight, ended, self._clock()))
+        self.canary.seen(server)
 
     def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
         """Records that a server can't be reached, and goes on without it."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._roll.lost(server, reason, ended, self._clock()))
+        self.canary.seen(server)
 
     def _act(self, steps: Iterable[Step]) -> None:
         """Carries out what the roll has decided; the lock is held."""

@@ -33,6 +33,9 @@ class Observer(Protocol):
     def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
         """The server can't be reached, or refuses us."""
 
+    def before_load(self, server: str, model: str) -> None:
+        """The server is about to load a model. Raises ConchError: it has to wait."""
+
 
 class FleetMember:
     """Follows one server; closes its agent."""
@@ -78,6 +81,7 @@ class FleetMember:
         error: BaseException | None = None
         try:
             if step.kind == "load":
+                self._observer.before_load(self.address, step.model)
                 self._agent.load(step.model, {})
             else:
                 self._agent.unload(step.model, False)

@@ -11,6 +11,7 @@ from typing import Any
 from conch.core.errors import NotFoundError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport
+from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.events import EventLog
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
@@ -101,6 +102,12 @@ class FakeAgent:
         """Keeps the declaration."""
         self.reports[name] = RolloutReport(name, "api", int(again), "LOADING", declaration=dict(declaration))
         return self.reports[name]
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Keeps the declaration."""
+        return ManagedReport(self.start_rollout(name, declaration, False))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Has the action be the state."""

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
 from conch_control.canary.guards import Counts, Verdict, Window, judge, traffic_note
+from conch_control.canary.managed_plan import ManagedPlan
 from conch_control.canary.rollout_file import Declaration, Rollout
 from conch_control.canary.rollout_plan import RolloutPlan
 from conch_control.canary.rollout_state import (
@@ -104,6 +105,7 @@ class RolloutStatus:
         note: What the traffic allows, if it is too little for the step; else empty.
         window: Counters of the window.
         history: Transitions, oldest first.
+        managed_by: The process that runs it for a fleet; empty for this one.
     """
 
     declaration: Declaration
@@ -114,6 +116,7 @@ class RolloutStatus:
     note: str = ""
     window: Window = field(default_factory=lambda: Window(Counts(), Counts()))
     history: tuple[Transition, ...] = ()
+    managed_by: str = ""
 
 
 @dataclass
@@ -228,6 +231,30 @@ class RolloutLoop:
             FailedPreconditionError: Its state does not allow the call.
         """
         self._on_plan(model, lambda plan, now: plan.call(call, now, weight, again))
+
+    def manage(
+        self, model: str, manager: str, declaration: Declaration, progress: Progress, lease_ns: int
+    ) -> str:
+        """Takes over what the manager of a fleet says of a rollout; returns the plan's alarm."""
+        return self._command(partial(self._manage, model, manager, declaration, progress, lease_ns))
+
+    def release(self, model: str) -> bool:
+        """Takes a rollout from its manager, if it has one: the server has its own plan again."""
+        return model in self._models and self._command(partial(self._release, model))
+
+    def adopt(self, kept: Mapping[str, SavedRollout]) -> None:
+        """Takes what is known of rollouts instead of what the state directory has; before `restore`."""
+        self._kept.update(kept)
+
+    @property
+    def kept(self) -> Mapping[str, SavedRollout]:
+        """What the state directory has of models without a declaration."""
+        return self._kept
+
+    def declared(self, model: str) -> tuple[Declaration, bool, Progress] | None:
+        """A model's declaration, whether a file has it, and its progress; on the loop's thread."""
+        found = self._models.get(model)
+        return None if found is None else (found.plan.declaration, found.plan.from_file, found.plan.progress)
 
     def end(self, model: str, reason: str) -> None:
         """Ends the rollout of a model that others have loaded or unloaded, if it has one."""
@@ -371,6 +398,46 @@ class RolloutLoop:
         self._carry_out(model, found)
         self._see(model, found)
 
+    def _manage(
+        self,
+        model: str,
+        manager: str,
+        declaration: Declaration,
+        progress: Progress,
+        lease_ns: int,
+        now: int,
+    ) -> str:
+        found = self._models.get(model)
+        if found is None:
+            self._kept.pop(model, None)
+            found = _Model(ManagedPlan(model, Declaration()))
+            self._models = {**self._models, model: found}
+        plan = found.plan
+        if not isinstance(plan, ManagedPlan):
+            found.plan = plan = ManagedPlan.after(plan)
+            self._forget(model)
+        found.pending += plan.manage(manager, declaration, progress, lease_ns, now)
+        self._carry_out(model, found)
+        self._see(model, found)
+        return plan.alarm
+
+    def _release(self, model: str, now: int) -> bool:
+        found = self._models.get(model)
+        if found is None or not isinstance(found.plan, ManagedPlan):
+            return False
+        found.plan = found.plan.released(partial(self._next_number, model))
+        found.pending += found.plan.start(now)
+        self._carry_out(model, found)
+        return True
+
+    def _forget(self, model: str) -> None:
+        """Removes the state of a rollout that its manager keeps."""
+        if self._directory is not None:
+            try:
+                self._directory.remove(model)
+            except OSError as error:
+                log.error("the former progress of '%s' can't be removed: %s", model, error.strerror)
+
     def _edit(self, model: str, edit: Callable[[Declaration], Declaration], now: int) -> None:
         found = self._models.get(model)
         self._declare(model, edit(Declaration() if found is None else found.plan.declaration), True, now)
@@ -434,7 +501,8 @@ class RolloutLoop:
                     self._server.publish_labels(model, labels)
                 case Save(progress):
                     self._record(model, found, progress)
-                    self._save(model, found, progress)
+                    if not isinstance(plan, ManagedPlan):
+                        self._save(model, found, progress)
                 case Select():
                     self.selections = {**self.selections, model: action}
                     self._server.select(model, action)
@@ -445,7 +513,8 @@ class RolloutLoop:
         if plan.window != found.window and plan.progress.state in _WATCHED:
             found.window, found.begun = plan.window, self._read(model, plan.progress)
             found.looks.clear()
-        if plan.declaration == Declaration() and _is_over(plan.progress):
+        over = plan.declaration == Declaration() and _is_over(plan.progress)
+        if over and not isinstance(plan, ManagedPlan):
             self._kept[model] = SavedRollout(plan.progress, None, tuple(found.history))
             self._models = {name: each for name, each in self._models.items() if name != model}
             self.selections = {name: each for name, each in self.selections.items() if name != model}
@@ -525,6 +594,7 @@ class RolloutLoop:
             self._note(found),
             window,
             tuple(found.history),
+            plan.manager if isinstance(plan, ManagedPlan) else "",
         )
 
     def _note(self, found: _Model) -> str:

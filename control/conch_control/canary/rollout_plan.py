@@ -641,7 +641,7 @@ class RolloutPlan:
             return f"version {version} could not be loaded: {sight.failure}"
         if not sight.serves and self._arrived:
             return f"version {version} is no longer ready"
-        return f"the workers of version {version} fail again and again" if sight.backs_off else ""
+        return f"the workers of version {version} fail again and again" if sight.backs_off else sight.alarm
 
     def _failed(self, version: int) -> bool:
         sight = self._sight(version)
@@ -723,6 +723,11 @@ class RolloutPlan:
         self._say(
             f"{text}: {reason}" if reason else text, logging.WARNING if state in _ALARMING else logging.INFO
         )
+
+    def _take_published(self, plan: RolloutPlan) -> None:
+        """Goes on from what another plan has published and selected."""
+        self._traffic, self._labels, self._selection = plan._traffic, plan._labels, plan._selection
+        self._redeclared = True
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         self.notes.append(Note(text, level))

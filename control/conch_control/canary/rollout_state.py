@@ -57,6 +57,7 @@ class VersionSight:
         since: Time of its last transition.
         backs_off: Its workers fail again and again.
         differences: Ways in which its interface differs from stable's; None while not compared.
+        alarm: Why a server of the fleet has left it by itself; empty if none has.
     """
 
     files: str = ""
@@ -65,6 +66,7 @@ class VersionSight:
     since: float = 0.0
     backs_off: bool = False
     differences: tuple[str, ...] | None = None
+    alarm: str = ""
 
     @property
     def exists(self) -> bool:

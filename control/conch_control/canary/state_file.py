@@ -54,7 +54,7 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
                 continue
             try:
-                model, saved = _decoded(json.loads(path.read_bytes()))
+                model, saved = decoded(json.loads(path.read_bytes()))
                 if path.name != file_name(model):
                     raise ValueError(f"it is of model '{model}', which has {file_name(model)}")
             except (
@@ -69,7 +69,7 @@ class StateDirectory:
 
     def write(self, model: str, saved: SavedRollout) -> None:
         """Writes what is kept of a model. Raises OSError: it can't be written; the former content stays."""
-        content = json.dumps(_encoded(model, saved), indent=1)
+        content = json.dumps(encoded(model, saved), indent=1)
         write_state_file(self.path / file_name(model), content)
 
     def remove(self, model: str) -> None:
@@ -87,7 +87,8 @@ def file_name(model: str) -> str:
     return f"{name}.json"
 
 
-def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
+def encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
+    """The content of a state file."""
     progress = {field.name: getattr(saved.progress, field.name) for field in dataclasses.fields(Progress)}
     progress["state"] = saved.progress.state.value
     progress["refused"] = [
@@ -105,8 +106,8 @@ def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
     return content
 
 
-def _decoded(content: Any) -> tuple[str, SavedRollout]:
-    """Model and state. Raises ValueError: something is wrong, named by its field."""
+def decoded(content: Any) -> tuple[str, SavedRollout]:
+    """Model and state of a state file. Raises ValueError: something is wrong, named by its field."""
     _check_fields(
         "", content, {"format": int, "model": str, "progress": dict}, {"declaration": dict, "history": list}
     )

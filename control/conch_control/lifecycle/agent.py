@@ -30,6 +30,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
 from conch.core.shadows.shadow_service import Shadows
+from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -261,6 +262,12 @@ class Agent:
     def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
         """Declares and starts a rollout; see `RolloutControl.start_rollout`."""
         return self.canary.start_rollout(name, declaration, again)
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Takes over what the manager of a fleet says of a rollout; see `Rollouts.manage_rollout`."""
+        return self.canary.manage_rollout(name, declaration, managed_by)
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout; see `RolloutControl.update_rollout`."""

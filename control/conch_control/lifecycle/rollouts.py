@@ -4,6 +4,7 @@
 |-------------------------------|---|
 | files of a model, declaration | `begins`, at each load of the model and before a rollout is started |
 | which versions a load selects | `versions_of`, from `RolloutLoop.selections` |
+| what a fleet's manager says   | `manage_rollout` |
 | route and labels              | `publish`, `publish_labels`; up to date when a load returns, by `ended` |
 | loads of a rollout            | `select`, on a thread `conch-rollout-load` for each model |
 | transitions                   | `changed`: events, counters, and pins in on-demand mode |
@@ -15,12 +16,12 @@ what they were loaded from.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,60 +34,41 @@ from conch.core.errors import (
 )
 from conch.core.model_statistics import QUEUE_FULL
 from conch.core.registry import Entry, Registry
-from conch.core.rollouts import (
-    ROLLOUT_ACTIONS,
-    RolloutCounts,
-    RolloutReport,
-    RolloutSide,
-    RolloutTransition,
-)
+from conch.core.rollouts import RolloutCounts, RolloutReport
 from conch.core.route import Attribute, MatchRule, Route
 from conch.core.servable import Servable
 from conch.core.shadows.shadow import Shadow
 from conch.core.shadows.shadow_service import Shadows
-from conch.core.version_text import check_label
-from conch_control.canary.guards import Counts, p99_ns
+from conch_control.canary.guards import Counts
 from conch_control.canary.interface_check import interface_differences
+from conch_control.canary.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
+from conch_control.canary.rollout_calls import DELETE, RolloutCalls, check_own_label, checked, transition_of
 from conch_control.canary.rollout_file import (
-    NEWEST,
-    WHOLE,
     Declaration,
     Rollout,
-    as_json,
-    check_declaration,
-    parse_json,
-    parse_toml,
 )
-from conch_control.canary.rollout_loop import RolloutLoop, RolloutStatus
+from conch_control.canary.rollout_loop import RolloutLoop
 from conch_control.canary.rollout_shadows import RolloutShadows
 from conch_control.canary.rollout_state import (
     RESTING,
-    Call,
     Select,
     State,
     Traffic,
     Transition,
     VersionSight,
 )
-from conch_control.canary.state_file import StateDirectory
+from conch_control.canary.state_file import StateDirectory, decoded
 from conch_control.events import EventLog
+from conch_control.lifecycle.declared_files import VersionDigests, read_declaration
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.repository.layout import (
-    ROLLOUT_FILE,
     Fingerprint,
-    has_rollout,
-    of_all_versions,
-    of_configs,
-    of_version,
     split_markers,
-    versions_in,
-    without_rollout,
 )
-from conch_control.repository.namespaces import unwrapped
-from conch_control.repository.source import Declared, Labelled, ModelSource
+from conch_control.repository.source import ModelSource
 from conch_control.residency.residency import Residency
 from conch_control.version_phase import Phase
 
@@ -99,11 +81,6 @@ _NO_ENTRY = Entry()
 _S = 1_000_000_000
 _STOP_S = 5.0
 _BACKS_OFF_RESTARTS = 3
-_CANDIDATES = ("candidate", "challenger")
-"""Labels of repositories whose version is the candidate, the first that there is."""
-_OWN_LABELS = frozenset({"candidate", NEWEST})
-_WEIGHT = "weight"
-_DELETE = "delete"
 
 
 @dataclass(slots=True)
@@ -113,25 +90,7 @@ class _Follower:
     again: bool = False
 
 
-@dataclass
-class _Files:
-    """Files of a model in the repository, with the digests of its versions."""
-
-    state: Fingerprint
-    digests: dict[int, str] = field(default_factory=dict)
-
-    def digest(self, version: int) -> str:
-        """Digest of all that a version is loaded from."""
-        found = self.digests.get(version)
-        if found is None:
-            state = self.state
-            parts = of_configs(state), of_all_versions(state), of_version(state, version)
-            found = hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
-            self.digests[version] = found
-        return found
-
-
-class Rollouts:
+class Rollouts(RolloutCalls):
     """Implements `CanaryServer`, `Counters`, `LoadObserver` and `conch.core.rollouts.RolloutControl`.
 
     Args:
@@ -170,10 +129,11 @@ class Rollouts:
         self._residency = residency
         self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
-        self._files: dict[str, _Files] = {}
-        self._served: dict[str, _Files] = {}
+        self._files: dict[str, VersionDigests] = {}
+        self._served: dict[str, VersionDigests] = {}
         self._failures: dict[str, tuple[str, float]] = {}
         self._followers: dict[str, _Follower] = {}
+        self._managed: dict[str, ManagedBy] = {}
         self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
         self._transitions: Counter[tuple[str, str, bool]] = Counter()
         directory = None if state_directory is None else StateDirectory(state_directory / STATE_DIRECTORY)
@@ -198,18 +158,18 @@ class Rollouts:
     def _read(self, source: ModelSource, state: Fingerprint) -> Declaration:
         """Takes the files of a model, and returns its declaration; raises as `begins`."""
         name = source.name
-        labels, declaration = _declared(source, state)
-        files = without_rollout(split_markers(state)[0])
+        labels, declaration = read_declaration(source, state)
+        files = VersionDigests.of(state)
         known = self._files.get(name)
-        if known is None or known.state != files:
-            self._files[name] = _Files(files)
+        if known is None or known.state != files.state:
+            self._files[name] = files
         self._labelled[name] = labels
         return declaration
 
     def _declare(self, name: str, declaration: Declaration) -> None:
         """Hands a declaration of the repository to the loop; labels without one go to the registry."""
         self.loop.declare(name, declaration)
-        if declaration != Declaration():
+        if declaration != Declaration() or name in self._managed:
             return
         labels = self._labelled[name]
         if labels and name in self.loop.models:  # calls have declared a rollout
@@ -248,9 +208,9 @@ class Rollouts:
         whole = self._failures.get(model)
         served = self._served.get(model)
         if origin is not None and (served is None or served.state != origin.state):
-            served = self._served[model] = _Files(split_markers(origin.state)[0])
+            served = self._served[model] = VersionDigests(split_markers(origin.state)[0])
         reference = None if stable is None else ready.get(stable)
-        present = set(versions_in(files.state))
+        present = set(files.versions)
         found = {}
         for version in present.union(ready):
             serving, status = ready.get(version), statuses.get(version)
@@ -352,7 +312,7 @@ class Rollouts:
         if self._residency is not None:
             keep = self._residency.release if transition.state in RESTING else self._residency.hold
             keep(model, "rollout")
-        self._states.rollout_changed(model, _transition(transition))
+        self._states.rollout_changed(model, transition_of(transition))
 
     # --- the loop: Counters
 
@@ -369,31 +329,77 @@ class Rollouts:
         """See `Counters.pairs`."""
         return self._shadows.pairs(model, version)
 
-    # --- calls: RolloutControl
+    # --- calls
 
-    def rollout(self, name: str) -> RolloutReport:
-        """See `RolloutControl.rollout`."""
-        identifier = self._identifier(name)
-        return self._report(identifier, self.loop.status(identifier))
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Takes over what the manager of a fleet says of a model's rollout; the model need not be loaded.
 
-    def summary(self, model: str) -> RolloutReport | None:
-        """A model's rollout without counters and history, from any thread at once; None for none."""
-        progress = self.loop.progress(model)
-        if progress is None or not progress.number:
-            return None
-        return RolloutReport(
-            model,
-            "",
-            progress.number,
-            progress.state.value,
-            progress.step,
-            weight=_percent(progress.weight),
-            shadow=_percent(progress.shadow),
-            stable=progress.stable,
-            candidate=progress.candidate,
-            previous=progress.previous,
-            reason=progress.reason,
+        Raises:
+            InvalidArgumentError: Declaration or state is wrong.
+        """
+        declared = checked(declaration)
+        try:
+            _, saved = decoded(managed_by.state)
+        except ValueError as error:
+            raise InvalidArgumentError(f"managed_by: state_json: {error}") from None
+        steps = 1 if declared.rollout is None else max(len(declared.rollout.steps), 1)
+        if saved.progress.step >= steps:
+            raise InvalidArgumentError(
+                f"managed_by: state_json: progress.step: is {saved.progress.step}, of {steps} declared"
+            )
+        if not 0 < managed_by.lease_s <= LONGEST_LEASE_S:
+            raise InvalidArgumentError(
+                f"managed_by: lease_seconds: must be more than 0, at most {LONGEST_LEASE_S:g}, not "
+                f"{managed_by.lease_s:g}"
+            )
+        manager = managed_by.manager or "another process"
+        if self._managed.get(name, managed_by).files != managed_by.files or name not in self._files:
+            self._read_again(name)
+        self._managed[name] = managed_by
+        alarm = self.loop.manage(name, manager, declared, saved.progress, round(managed_by.lease_s * _S))
+        sights = self.versions(name, saved.progress.stable) or {}
+        versions = tuple(self._managed_version(name, *each) for each in sorted(sights.items()))
+        return ManagedReport(self.rollout(name), alarm, versions)
+
+    def _managed_version(self, model: str, version: int, sight: VersionSight) -> ManagedVersion:
+        return ManagedVersion(
+            version,
+            bool(sight.serves),
+            bool(sight.serves) and sight.serves == sight.files,
+            sight.failure,
+            sight.since,
+            sight.differences,
+            self.requests(model, version),
+            self.shadows(model, version),
+            self.pairs(model, version),
         )
+
+    def _read_again(self, identifier: str) -> Declaration | None:
+        """Takes the files of a model, and returns what its file declares; None if no repository has it."""
+        source = self._source(identifier)
+        if source is None:
+            return None
+        try:
+            return self._read(source, source.fingerprint())
+        except OSError as error:
+            raise UnavailableError(f"{source.location} can't be read: {error}") from error
+
+    def _declare_again(self, identifier: str) -> None:
+        # A version that has come since the last load is a candidate, too.
+        declaration = self._read_again(identifier)
+        if declaration is not None:
+            self._declare(identifier, declaration)
+
+    def _with_labels(self, identifier: str, declared: Declaration) -> Declaration:
+        named = self._labelled.get(identifier)
+        if named and declared.labels:
+            self._registry.refuse_label_change(identifier)
+        return replace(declared, labels=named) if named else declared
+
+    def _shadow_report(self, model: str) -> Mapping[str, Any]:
+        return self._shadows.report(model)
 
     def counts(self) -> RolloutCounts:
         """The figures for metrics."""
@@ -405,65 +411,18 @@ class Rollouts:
         with self._lock:
             return RolloutCounts(states, dict(self._transitions))
 
-    def rollouts(self) -> list[RolloutReport]:
-        """See `RolloutControl.rollouts`."""
-        found = []
-        for model in sorted(self.loop.models):
-            try:
-                found.append(self._report(model, self.loop.status(model)))
-            except NotFoundError:
-                continue  # it has ended since
-        return found
-
-    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
-        """See `RolloutControl.start_rollout`."""
-        identifier = self._identifier(name)
-        declared, problems = check_declaration(declaration, "the request")
-        for problem in problems:
-            raise problem.error()
-        if declared.rollout is None and declared.labels:
-            raise InvalidArgumentError("the request: rollout: is missing; labels alone start no rollout")
-        before = self.loop.progress(identifier)
-        source = self._source(identifier)
-        if source is not None:  # a version that has come since the last load is a candidate, too
-            try:
-                self._declare(identifier, self._read(source, source.fingerprint()))
-            except OSError as error:
-                raise UnavailableError(f"{source.location} can't be read: {error}") from error
-        named = self._labelled.get(identifier)
-        if named:
-            if declared.labels:
-                self._registry.refuse_label_change(identifier)
-            declared = replace(declared, labels=named)
-        now = self.loop.progress(identifier)
-        # A version that was held out until its files change has begun by itself.
-        rested = before is not None and before.state in RESTING
-        begun = rested and now is not None and now.state is State.LOADING
-        if declared.rollout is not None:
-            self.loop.start(identifier, declared, again, begun)
-        elif not begun:
-            self.loop.call(identifier, Call.START, again=again)
-        return self._report(identifier, self.loop.status(identifier))
-
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
-        """See `RolloutControl.update_rollout`."""
+        """See `RolloutControl.update_rollout`; "delete" takes a managed rollout from its manager."""
         identifier = self._identifier(name)
-        if action not in ROLLOUT_ACTIONS:
-            raise InvalidArgumentError(f"action: '{action}' is none of {', '.join(ROLLOUT_ACTIONS)}")
-        if action != _WEIGHT and weight is not None:
-            raise InvalidArgumentError(f"weight: has no effect with action '{action}'; remove it")
-        if action == _DELETE:
-            before = self.loop.status(identifier)
-            if before.declaration.rollout is None:
-                raise NotFoundError(f"model '{name}' has no rollout")
-            self.loop.change(identifier, lambda each: Declaration(each.labels))
-            try:
-                return self._report(identifier, self.loop.status(identifier))
-            except NotFoundError:
-                return RolloutReport(identifier, "api", before.progress.number, State.IDLE.value)
-        call = Call.SET_WEIGHT if action == _WEIGHT else Call(action)
-        self.loop.call(identifier, call, None if weight is None else _share(weight))
-        return self._report(identifier, self.loop.status(identifier))
+        if action == DELETE and self.loop.release(identifier):
+            self._managed.pop(identifier, None)
+            self._declare_again(identifier)
+            return RolloutReport(identifier, "api", 0, State.IDLE.value)
+        return super().update_rollout(name, action, weight)
+
+    def _managed_state(self, model: str) -> str:
+        managed_by = self._managed.get(model)
+        return "" if managed_by is None else json.dumps(managed_by.state)
 
     def set_label(self, name: str, label: str, version: int | None) -> str:
         """Has a label of a model name a ready version, or removes it with None; returns the identifier.
@@ -474,9 +433,7 @@ class Rollouts:
             NotFoundError: There is no such model, version or, where it is to be removed, label.
             UnavailableError: The version is not ready.
         """
-        check_label(label)
-        if label in _OWN_LABELS:
-            raise InvalidArgumentError(f"label '{label}': this name is the rollout's own; choose another one")
+        check_own_label(label)
         identifier, _ = self._registry.find(name)
         self._registry.refuse_label_change(identifier)
         if version is not None:
@@ -487,15 +444,7 @@ class Rollouts:
                 raise NotFoundError(f"model '{name}' is in no repository, so that labels can't be kept")
             self.begins(source, source.fingerprint())
 
-        def edit(declared: Declaration) -> Declaration:
-            labels = dict(declared.labels)
-            if version is not None:
-                labels[label] = version
-            elif labels.pop(label, None) is None:
-                raise NotFoundError(f"model '{name}' has no label '{label}'")
-            return Declaration(labels, declared.rollout)
-
-        self.loop.change(identifier, edit)
+        self._edit_label(name, identifier, label, version)
         return identifier
 
     def _identifier(self, name: str) -> str:
@@ -508,98 +457,9 @@ class Rollouts:
             return known[0]
         return self._registry.find(name)[0]
 
-    def _report(self, model: str, status: RolloutStatus) -> RolloutReport:
-        progress, rollout = status.progress, status.declaration.rollout
-        fields = as_json(status.declaration)
-        verdict = status.verdict
-        steps = () if rollout is None else rollout.steps
-        lasts_ns = 0
-        if progress.state in (State.STEP, State.PAUSED) and progress.step < len(steps):
-            lasts_ns = steps[progress.step].least_ns
-        elif progress.state is State.BAKING and rollout is not None:
-            lasts_ns = rollout.keep_ns
-        return RolloutReport(
-            model,
-            "file" if status.from_file else "api",
-            progress.number,
-            progress.state.value,
-            progress.step,
-            tuple(map(str, steps)),
-            lasts_ns / _S,
-            status.seconds,
-            _percent(progress.weight),
-            _percent(progress.shadow),
-            progress.stable,
-            progress.candidate,
-            progress.previous,
-            "" if verdict is None else verdict.result.value,
-            "" if verdict is None else verdict.sentence,
-            progress.reason,
-            status.note,
-            tuple(sorted(each.version for each in progress.refused)),
-            tuple(self._sides(model, status)),
-            status.window.compared,
-            status.window.mismatched,
-            dict(status.declaration.labels),
-            fields.get("rollout", {}),
-            tuple(map(_transition, status.history)),
-            self._shadows.report(model),
-        )
-
-    def _sides(self, model: str, status: RolloutStatus) -> list[RolloutSide]:
-        progress, window = status.progress, status.window
+    def _traffic(self, model: str, version: int) -> float:
         route = self._registry.entries.get(model, _NO_ENTRY).route
-        counts = {"stable": window.stable, "candidate": window.candidate}
-        if progress.state is State.BAKING:  # what was the candidate is stable
-            counts = {"stable": window.candidate, "candidate": window.stable}
-        sides = []
-        for role, version in (("stable", progress.stable), ("candidate", progress.candidate)):
-            if version is not None:
-                each = counts[role]
-                traffic = 0.0 if route is None else route.traffic(version)
-                p99 = p99_ns(each)
-                sides.append(
-                    RolloutSide(
-                        version,
-                        role,
-                        traffic,
-                        each.requests,
-                        each.failures,
-                        None if p99 is None else p99 / 1e6,
-                    )
-                )
-        return sides
-
-
-def _declared(source: ModelSource, state: Fingerprint) -> tuple[Mapping[str, int], Declaration]:
-    """Labels of a model's repository, and the declaration of its file or repository.
-
-    Labels alone are none: the registry follows them as it publishes versions, so that no request meets a
-    label whose old version has gone.
-    """
-    if has_rollout(state):
-        place = f"{source.location}/{ROLLOUT_FILE}"
-        try:
-            text = source.read(ROLLOUT_FILE).decode()
-        except UnicodeDecodeError:
-            raise InvalidArgumentError(f"{place} is not UTF-8; write it as text") from None
-        return {}, parse_toml(text, place)
-    model = unwrapped(source)
-    if not isinstance(model, Labelled):
-        return {}, Declaration()
-    labels = {label: version for label, version in model.labels().items() if label not in _OWN_LABELS}
-    tag = model.rollout_declaration() if isinstance(model, Declared) else None
-    if tag is None:
-        return labels, Declaration()
-    place = f"the rollout declared with {source.location}"
-    declared = (parse_json if tag.lstrip().startswith("{") else parse_toml)(tag, place)
-    if declared.labels:
-        raise InvalidArgumentError(f"{place}: labels: they are those of the repository; remove the table")
-    rollout = declared.rollout
-    if rollout is not None and not rollout.split:
-        candidate = next((model.labels()[each] for each in _CANDIDATES if each in model.labels()), None)
-        rollout = None if candidate is None else replace(rollout, candidate=candidate)
-    return labels, Declaration() if rollout is None else Declaration(labels, rollout)
+        return 0.0 if route is None else route.traffic(version)
 
 
 _SELECT_ALL = Select()
@@ -622,27 +482,3 @@ def _counts(serving: Servable) -> Counts:
         # Histograms of whole requests have the hits, too.
         times = tuple(seen.latencies.compute_infer if serving.spec.cached else seen.latencies.request)
     return Counts(succeeded + failures, failures, times)
-
-
-def _transition(transition: Transition) -> RolloutTransition:
-    return RolloutTransition(
-        transition.seconds,
-        transition.number,
-        transition.state.value,
-        transition.step,
-        _percent(transition.weight),
-        transition.stable,
-        transition.candidate,
-        transition.reason,
-        transition.called,
-    )
-
-
-def _percent(share: int) -> float:
-    return share * 100 / WHOLE
-
-
-def _share(weight: float) -> int:
-    if not 0 <= weight <= 100:
-        raise InvalidArgumentError(f"weight: must be a percentage from 0 to 100, not {weight:g}")
-    return round(weight * WHOLE / 100)

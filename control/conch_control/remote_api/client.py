@@ -12,6 +12,7 @@ import grpc
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport
 from conch.protocol import model_control_pb2 as pb
+from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.connection_options import ConnectionOptions
@@ -23,6 +24,8 @@ from conch_control.remote_api.messages import (
     event_of,
     index_of,
     load_request,
+    managed_by_message,
+    managed_report_of,
     rollout_of,
     status_of,
 )
@@ -153,6 +156,15 @@ class ModelControlClient:
         content = json.dumps(declaration) if declaration else ""
         request = pb.StartRolloutRequest(model=name, declaration_json=content, again=again)
         return rollout_of(self._call("StartRollout", request, self._timeout_s).rollout)
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Tells the server the state of a rollout that the caller manages."""
+        request = pb.StartRolloutRequest(
+            model=name, declaration_json=json.dumps(declaration), managed_by=managed_by_message(managed_by)
+        )
+        return managed_report_of(self._call("StartRollout", request, self._timeout_s))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout; see `RolloutControl.update_rollout`."""

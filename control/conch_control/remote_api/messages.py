@@ -24,6 +24,8 @@ from conch.core.errors import (
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport, RolloutSide, RolloutTransition
 from conch.protocol import model_control_pb2 as pb
+from conch_control.canary.guards import Counts
+from conch_control.canary.managed import ManagedBy, ManagedReport, ManagedVersion
 from conch_control.events import Event
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
@@ -140,6 +142,8 @@ def rollout_message(report: RolloutReport) -> pb.Rollout:
         labels=report.labels,
         declaration_json=json.dumps(report.declaration) if report.declaration else "",
         history=map(_transition_message, report.history),
+        managed_by=_text(report.managed_by),
+        managed_state_json=report.managed_state,
         shadow_json=json.dumps(report.shadow_report) if report.shadow_report else "",
     )
 
@@ -182,7 +186,79 @@ def rollout_of(message: pb.Rollout) -> RolloutReport:
         json.loads(message.declaration_json) if message.declaration_json else {},
         tuple(map(_transition_of, message.history)),
         json.loads(message.shadow_json) if message.shadow_json else {},
+        message.managed_by,
+        message.managed_state_json,
     )
+
+
+def managed_by_message(managed_by: ManagedBy) -> pb.ManagedBy:
+    """A manager's state to message."""
+    return pb.ManagedBy(
+        manager=managed_by.manager,
+        state_json=json.dumps(managed_by.state),
+        lease_seconds=managed_by.lease_s,
+        files=managed_by.files,
+    )
+
+
+def managed_by_of(message: pb.ManagedBy) -> ManagedBy:
+    """Message to a manager's state. Raises InvalidArgumentError: the state is not JSON."""
+    try:
+        state = json.loads(message.state_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"managed_by: state_json is not JSON: {error}") from None
+    return ManagedBy(message.manager, state, message.lease_seconds, message.files)
+
+
+def managed_report_message(report: ManagedReport) -> pb.StartRolloutResponse:
+    """A server's answer to its manager to message."""
+    return pb.StartRolloutResponse(
+        rollout=rollout_message(report.rollout),
+        alarm=_text(report.alarm),
+        versions=[
+            pb.ManagedVersion(
+                version=each.version,
+                ready=each.ready,
+                current=each.current,
+                failure=_text(each.failure),
+                since_seconds=each.since,
+                compared=each.differences is not None,
+                differences=map(_text, each.differences or ()),
+                counts=_counts_message(each.counts),
+                shadows=_counts_message(each.shadows),
+                compared_pairs=each.pairs[0],
+                mismatched_pairs=each.pairs[1],
+            )
+            for each in report.versions
+        ],
+    )
+
+
+def managed_report_of(message: pb.StartRolloutResponse) -> ManagedReport:
+    """Message to a server's answer to its manager."""
+    versions = tuple(
+        ManagedVersion(
+            each.version,
+            each.ready,
+            each.current,
+            each.failure,
+            each.since_seconds,
+            tuple(each.differences) if each.compared else None,
+            _counts_of(each.counts),
+            _counts_of(each.shadows),
+            (each.compared_pairs, each.mismatched_pairs),
+        )
+        for each in message.versions
+    )
+    return ManagedReport(rollout_of(message.rollout), message.alarm, versions)
+
+
+def _counts_message(counts: Counts) -> pb.VersionCounts:
+    return pb.VersionCounts(requests=counts.requests, failures=counts.failures, latencies=counts.latencies)
+
+
+def _counts_of(message: pb.VersionCounts) -> Counts:
+    return Counts(message.requests, message.failures, tuple(message.latencies))
 
 
 def _version_message(status: VersionStatus) -> pb.VersionStatus:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport, RolloutTransition
+from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.events import KEPT, Event, EventLog, never
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
@@ -198,6 +199,12 @@ class RemoteAgent:
     def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
         """Declares and starts a rollout."""
         return self._client.start_rollout(name, declaration, again)
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        """Tells the server the state of a rollout that we manage."""
+        return self._client.manage_rollout(name, declaration, managed_by)
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout."""

@@ -39,6 +39,8 @@ from conch_control.remote_api.messages import (
     description_message,
     index_message,
     load_parameters,
+    managed_by_of,
+    managed_report_message,
     rollout_message,
 )
 from conch_control.remote_api.port_access import CallAccess, ContextPeer, control_guard
@@ -189,6 +191,11 @@ class ModelControl:
                 declaration = json.loads(request.declaration_json) if request.declaration_json else {}
             except (ValueError, RecursionError) as error:
                 raise InvalidArgumentError(f"declaration_json is not JSON: {error}") from None
+            if request.HasField("managed_by"):
+                managed_by = managed_by_of(request.managed_by)
+                return managed_report_message(
+                    self._port.manage_rollout(request.model, declaration, managed_by)
+                )
             report = self._port.start_rollout(request.model, declaration, request.again)
         return pb.StartRolloutResponse(rollout=rollout_message(report))
 

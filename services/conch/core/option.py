@@ -298,6 +298,11 @@ class Settings:
 
 def flag_of(options: Any, name: str) -> str:
     """The flag of a field."""
+    return setting_of(options, name).flag
+
+
+def setting_of(options: Any, name: str) -> Setting[Any]:
+    """The setting of a field."""
     (found,) = (each for each in fields(options) if each.name == name)
     declared: Setting[Any] = found.metadata[_SETTING]
-    return declared.flag
+    return declared

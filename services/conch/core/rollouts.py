@@ -69,7 +69,8 @@ class RolloutReport:
     """A model's labels and rollout.
 
     Attributes:
-        source: ``file`` if rollout.toml declares them, ``api`` if calls do.
+        source: ``file`` if rollout.toml declares them, ``api`` if calls do, ``fleet`` if another process
+            manages them.
         id: Number of the newest rollout; 0 before the first.
         state: ``IDLE``, ``LOADING``, ``STEP``, ``PAUSED``, ``BAKING``, ``ROLLING_BACK``, ``ABORTING``,
             ``ABORTED``, ``DONE``, ``FAILED`` or ``SPLIT``.
@@ -94,6 +95,8 @@ class RolloutReport:
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
         shadow_report: Of the newest shadow, see `Shadow.as_json`; empty without one.
+        managed_by: The process that runs the rollout on several servers; empty for the server itself.
+        managed_state: Its state of the rollout, as JSON; for that process alone.
     """
 
     model: str
@@ -121,6 +124,8 @@ class RolloutReport:
     declaration: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[RolloutTransition, ...] = ()
     shadow_report: Mapping[str, Any] = field(default_factory=dict)
+    managed_by: str = ""
+    managed_state: str = ""
 
     @property
     def rolls(self) -> bool:
@@ -129,7 +134,9 @@ class RolloutReport:
 
     def as_object(self) -> dict[str, Any]:
         """The report as JSON."""
-        return asdict(self)
+        found = asdict(self)
+        del found["managed_state"]
+        return found
 
 
 class RolloutControl(Protocol):

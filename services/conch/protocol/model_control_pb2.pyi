@@ -108,7 +108,7 @@ class RolloutEvent(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., reason: _Optional[str] = ..., called: _Optional[bool] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("model", "source", "id", "state", "step", "steps", "step_seconds", "seconds", "weight", "shadow", "stable", "candidate", "previous", "result", "verdict", "reason", "note", "refused", "sides", "compared", "mismatched", "labels", "declaration_json", "history", "shadow_json")
+    __slots__ = ("model", "source", "id", "state", "step", "steps", "step_seconds", "seconds", "weight", "shadow", "stable", "candidate", "previous", "result", "verdict", "reason", "note", "refused", "sides", "compared", "mismatched", "labels", "declaration_json", "history", "shadow_json", "managed_by", "managed_state_json")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,8 @@ class Rollout(_message.Message):
     DECLARATION_JSON_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SHADOW_JSON_FIELD_NUMBER: _ClassVar[int]
+    MANAGED_BY_FIELD_NUMBER: _ClassVar[int]
+    MANAGED_STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     model: str
     source: str
     id: int
@@ -166,7 +168,9 @@ class Rollout(_message.Message):
     declaration_json: str
     history: _containers.RepeatedCompositeFieldContainer[RolloutEvent]
     shadow_json: str
-    def __init__(self, model: _Optional[str] = ..., source: _Optional[str] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[_Iterable[str]] = ..., step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., weight: _Optional[float] = ..., shadow: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., previous: _Optional[int] = ..., result: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., note: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., sides: _Optional[_Iterable[_Union[RolloutSide, _Mapping[str, _Any]]]] = ..., compared: _Optional[int] = ..., mismatched: _Optional[int] = ..., labels: _Optional[_Mapping[str, int]] = ..., declaration_json: _Optional[str] = ..., history: _Optional[_Iterable[_Union[RolloutEvent, _Mapping[str, _Any]]]] = ..., shadow_json: _Optional[str] = ...) -> None: ...
+    managed_by: str
+    managed_state_json: str
+    def __init__(self, model: _Optional[str] = ..., source: _Optional[str] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[_Iterable[str]] = ..., step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., weight: _Optional[float] = ..., shadow: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., previous: _Optional[int] = ..., result: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., note: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., sides: _Optional[_Iterable[_Union[RolloutSide, _Mapping[str, _Any]]]] = ..., compared: _Optional[int] = ..., mismatched: _Optional[int] = ..., labels: _Optional[_Mapping[str, int]] = ..., declaration_json: _Optional[str] = ..., history: _Optional[_Iterable[_Union[RolloutEvent, _Mapping[str, _Any]]]] = ..., shadow_json: _Optional[str] = ..., managed_by: _Optional[str] = ..., managed_state_json: _Optional[str] = ...) -> None: ...
 
 class ModelIndex(_message.Message):
     __slots__ = ("epoch", "revision", "models", "draining")
@@ -287,20 +291,74 @@ class SetLabelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StartRolloutRequest(_message.Message):
-    __slots__ = ("model", "declaration_json", "again")
+    __slots__ = ("model", "declaration_json", "again", "managed_by")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DECLARATION_JSON_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    MANAGED_BY_FIELD_NUMBER: _ClassVar[int]
     model: str
     declaration_json: str
     again: bool
-    def __init__(self, model: _Optional[str] = ..., declaration_json: _Optional[str] = ..., again: _Optional[bool] = ...) -> None: ...
+    managed_by: ManagedBy
+    def __init__(self, model: _Optional[str] = ..., declaration_json: _Optional[str] = ..., again: _Optional[bool] = ..., managed_by: _Optional[_Union[ManagedBy, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ManagedBy(_message.Message):
+    __slots__ = ("manager", "state_json", "lease_seconds", "files")
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    manager: str
+    state_json: str
+    lease_seconds: float
+    files: str
+    def __init__(self, manager: _Optional[str] = ..., state_json: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., files: _Optional[str] = ...) -> None: ...
+
+class VersionCounts(_message.Message):
+    __slots__ = ("requests", "failures", "latencies")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    failures: int
+    latencies: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[int] = ..., failures: _Optional[int] = ..., latencies: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ManagedVersion(_message.Message):
+    __slots__ = ("version", "ready", "current", "failure", "since_seconds", "compared", "differences", "counts", "shadows", "compared_pairs", "mismatched_pairs")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    MISMATCHED_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    ready: bool
+    current: bool
+    failure: str
+    since_seconds: float
+    compared: bool
+    differences: _containers.RepeatedScalarFieldContainer[str]
+    counts: VersionCounts
+    shadows: VersionCounts
+    compared_pairs: int
+    mismatched_pairs: int
+    def __init__(self, version: _Optional[int] = ..., ready: _Optional[bool] = ..., current: _Optional[bool] = ..., failure: _Optional[str] = ..., since_seconds: _Optional[float] = ..., compared: _Optional[bool] = ..., differences: _Optional[_Iterable[str]] = ..., counts: _Optional[_Union[VersionCounts, _Mapping[str, _Any]]] = ..., shadows: _Optional[_Union[VersionCounts, _Mapping[str, _Any]]] = ..., compared_pairs: _Optional[int] = ..., mismatched_pairs: _Optional[int] = ...) -> None: ...
 
 class StartRolloutResponse(_message.Message):
-    __slots__ = ("rollout",)
+    __slots__ = ("rollout", "alarm", "versions")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    ALARM_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     rollout: Rollout
-    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ...) -> None: ...
+    alarm: str
+    versions: _containers.RepeatedCompositeFieldContainer[ManagedVersion]
+    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ..., alarm: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[ManagedVersion, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class UpdateRolloutRequest(_message.Message):
     __slots__ = ("model", "action", "weight")

@@ -31,7 +31,9 @@ from tests.support.servers import (
 )
 from tritonclient.utils import InferenceServerException
 
+from conch.cli.rollout_command import run as run_rollout
 from conch.core.errors import ConchError
+from conch.core.rollouts import RolloutReport
 from conch_control.events import Event
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
@@ -328,3 +330,110 @@ def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     token = server.format("a:1") + "token_file = 'none'\n"
     assert f"server a:1: --token-file: {tmp_path}/none can't be read" in refusal(token)
     assert "'a:1' is given twice" in refusal("", "--server=a:1", "--target=a:1")
+
+
+ROLLOUT = """
+[rollout]
+candidate = "newest"
+steps = ["20% 1h", "60% 1h"]
+sticky = ["header:x-user"]
+"""
+USERS = tuple(f"user-{number}" for number in range(40))
+
+
+def sides(server: ServerProcess) -> dict[str, float]:
+    """The version that answers each user."""
+    inputs = [tensor("IN", np.ones(1, np.float32), "FP32")]
+    with client_of(server) as client:
+        return {
+            user: float(client.infer("m", inputs, headers={"x-user": user}).as_numpy("OUT")[0])
+            for user in USERS
+        }
+
+
+def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.model("m", 1)
+    (site.repository / "m" / "rollout.toml").write_text(ROLLOUT)
+    port = site.target("fleet")
+    flags = ["--rollout-lease=600", f"--control-address={port}"]
+
+    def report(target: str) -> RolloutReport | None:
+        with closing(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S)) as client:
+            try:
+                return client.rollout("m")
+            except ConchError:
+                return None
+
+    def weights(names: str = "abc") -> list[float]:
+        found = [report(site.target(name)) for name in names]
+        return [
+            side.traffic
+            for each in found
+            for side in (() if each is None else each.sides)
+            if side.role == "candidate"
+        ]
+
+    def everywhere(weight: float) -> None:
+        eventually(lambda: weights() == [weight] * 3, f"all servers have {weight} %")
+
+    def conch_rollout(*arguments: str, target: str = port) -> int:
+        return run_rollout([*arguments, f"--server={target}"], {})
+
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(site.server(name)) for name in "abc"}
+        with site.control("abc", *flags):
+            eventually(lambda: site.serving("m") == "abc", "the model is everywhere")
+            events = {name: stack.enter_context(watched(site.target(name))) for name in "abc"}
+            version = site.repository / "m" / "2"
+            version.mkdir()
+            (tmp_path / "hold-m-b").touch()
+            (version / "model.py").write_text(MODEL.format(number=2, at=tmp_path))
+            eventually((tmp_path / "loading-m-b-2").exists, "the second server loads the candidate")
+            assert not (tmp_path / "loading-m-c-2").exists(), "one after the other"
+            assert {*sides(servers["a"]).values()} == {1.0}, "no step begins before all have it"
+            (tmp_path / "hold-m-b").unlink()
+            everywhere(20.0)
+            loaded = {
+                name: next(each.seconds for each in found if (each.version, each.phase) == (2, Phase.READY))
+                for name, found in events.items()
+            }
+            assert sorted(loaded, key=loaded.__getitem__) == ["a", "b", "c"]
+            first = sides(servers["a"])
+            assert {*first.values()} == {1.0, 2.0}
+            assert sides(servers["b"]) == sides(servers["c"]) == first
+
+            servers["b"].kill()
+            servers["b"] = stack.enter_context(site.server("b"))
+            everywhere(20.0)
+            assert sides(servers["b"]) == first, "the server that returned has the same sides"
+
+            assert conch_rollout("advance", "m") == 0
+            everywhere(60.0)
+            second = sides(servers["a"])
+            assert sides(servers["b"]) == sides(servers["c"]) == second
+            assert all(second[user] == 2.0 for user, side in first.items() if side == 2.0)
+            before = report(port)
+            assert before is not None and (before.id, before.step) == (1, 1)
+            assert conch_rollout("promote", "m", target=site.target("a")) == 1, "conch control manages it"
+
+        state = tmp_path / "state"
+        with site.control("abc", *flags, f"--state-directory={state}"):
+            resumed = eventually(lambda: report(port), "the rollout goes on")
+            assert (resumed.id, resumed.state, resumed.step) == (1, "STEP", 1)
+            everywhere(60.0)
+            assert sides(servers["c"]) == second
+
+            assert conch_rollout("abort", "m", target=site.target("b")) == 0
+            eventually(lambda: (found := report(port)) and found.state == "ABORTED", "the fleet follows")
+            ended = report(port)
+            assert ended is not None
+            assert ended.reason == f"server {site.target('b')}: aborted by a call"
+            assert ended.refused == (2,)
+            everywhere(0.0)
+            assert all({*sides(server).values()} == {1.0} for server in servers.values())
+            assert '"ABORTED"' in (state / "rollouts" / "m.json").read_text()
+
+        assert conch_rollout("delete", "m", target=site.target("c")) == 0
+        freed = eventually(lambda: report(site.target("c")), "the server has its own rollout again")
+        assert (freed.source, freed.managed_by) == ("file", "")
