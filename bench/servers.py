@@ -86,7 +86,9 @@ def conch_command(
     return Command([str(executable), "serve", *_flags(ports, repositories, flags)])
 
 
-def baseline_command(checkout: Path, repositories: Sequence[Path] = WITH_ONNX) -> Callable[[Ports], Command]:
+def baseline_command(
+    checkout: Path, repositories: Sequence[Path] = WITH_ONNX, flags: Sequence[str] = ()
+) -> Callable[[Ports], Command]:
     """Another checkout's code in this environment, so that only conch's code differs."""
     paths = [str(checkout.resolve() / folder) for folder in ("services", "control")]
     if not Path(paths[0], "conch").is_dir():
@@ -94,7 +96,7 @@ def baseline_command(checkout: Path, repositories: Sequence[Path] = WITH_ONNX) -
     start = "import sys; from conch.cli import main; sys.exit(main())"
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
     return lambda ports: Command(
-        [sys.executable, "-c", start, "serve", *_flags(ports, repositories, ())], environment
+        [sys.executable, "-c", start, "serve", *_flags(ports, repositories, flags)], environment
     )
 
 

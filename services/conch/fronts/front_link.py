@@ -30,7 +30,7 @@ from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, Remote
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
+from conch.workers.protocol.tensors import BlockTensor, MessageStream, Payload, ReceivedMessage
 from conch.workers.protocol.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class FrontLink:
         self._given = self._ended = 0  # connections
         self._connections = connections
         connections.setblocking(False)
-        self._stream = MessageStream(PacketChannel(sock, blocking=False), in_worker=False)
+        self._stream = MessageStream(PacketChannel(sock, blocking=False), in_worker=False, trusted=True)
         self._file = self._stream.channel.fileno()
         self._log = WorkerLog(name)
         self._callers: list[CallerFacts] = []
@@ -287,7 +287,7 @@ class FrontLink:
 
     def pack(self, outputs: Sequence[Tensor]) -> Payload:
         """See `CallLink`."""
-        return self._stream.pack([outputs])
+        return self._stream.pack([outputs], passing=BlockTensor)
 
     def discard(self, message: Any) -> None:
         """See `CallLink`."""

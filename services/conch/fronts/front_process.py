@@ -487,7 +487,8 @@ def main(arguments: Sequence[str]) -> None:
     # The core says when to end; service managers send signals to all processes of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    front = Front(MessageStream(PacketChannel(packets, blocking=False), in_worker=False), connections)
+    channel = PacketChannel(packets, blocking=False)
+    front = Front(MessageStream(channel, in_worker=False, trusted=True), connections)
     front.over.wait()
     os._exit(0)
 

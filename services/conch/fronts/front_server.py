@@ -55,6 +55,7 @@ from conch.frontends.grpc.transport.wire import tls_context
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
 from conch.observability.metrics.server_metrics import FrontProcess
+from conch.workers.protocol.blocks import Mappings
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 
 log = logging.getLogger(__name__)
@@ -197,6 +198,7 @@ class FrontServer:
         Raises:
             OSError: A front can't be started, or does not serve.
         """
+        Mappings.keeps_descriptors = True  # tensors go from fronts to workers, and back, in their blocks
         loop = self._loop = IO_LOOP.hold()
         self._port.use(loop)
         self._thread.start()

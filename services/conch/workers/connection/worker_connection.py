@@ -40,7 +40,13 @@ from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_fr
 from conch.workers.protocol.devices import ServerDevices, use_on_server
 from conch.workers.protocol.response_credit import encode_credit
 from conch.workers.protocol.spec_json import Library, library_to_json, placement_to_json, spec_to_json
-from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage, unmapped_error
+from conch.workers.protocol.tensors import (
+    MessageStream,
+    Payload,
+    ReceivedMessage,
+    StableTensor,
+    unmapped_error,
+)
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.crash_report import CrashRecord
 
@@ -220,7 +226,7 @@ class WorkerConnection:
             lists: list[Collection[Tensor]] = []
             for request in requests:
                 lists.append(request.inputs.values())
-            payload = self.stream.pack(lists, True)
+            payload = self.stream.pack(lists, True, passing=StableTensor)
             batch.bytes_copied += payload.bytes_copied
             again = sent.again
             fields, texts = encode_requests(

@@ -14,6 +14,10 @@ view is gone. Sizes are powers of two, so that few blocks serve all messages.
     idle   idle for `IDLE_NS`, or over the caps         freed, receiver told to drop it
     =====  ===========================================  ===================================
 
+A side may *pass on* a block that a third process has lent it, with its descriptor: then the receiver maps it
+for one message, and returns it likewise. The one that passes it on keeps its own view until then. A worker's
+mapping of it is private: what the model writes there reaches no other process.
+
 Guarantee: a block of which either side has a view is not idle, so `take` does not return it.
 Threads and locks: both classes are usable from any thread; finalizers of arrays only append to a queue.
 """
@@ -28,11 +32,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.tensor import Array
+from conch.core.tensor import Array, Tensor
 from conch.workers.protocol.channel import RETURNED, WireError
 
 LEAST_BYTES = 64 * 1024
@@ -61,6 +66,40 @@ _STAT_BLOCK = 512
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class MappedBlock:
+    """A block of the other side.
+
+    Attributes:
+        fd: A descriptor to pass it on with; -1 if none is kept.
+    """
+
+    __slots__ = ("__weakref__", "fd", "memory")
+
+    def __init__(self, memory: Array, fd: int) -> None:
+        self.memory = memory
+        self.fd = fd
+
+    def __del__(self) -> None:
+        # Tensors that are passed on refer to it, so the number is never another file's.
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class PassedBlock:
+    """A block of a third process that is lent with a message.
+
+    Attributes:
+        kept: Tensors in it.
+    """
+
+    __slots__ = ("block", "kept", "number")
+
+    def __init__(self, number: int, block: MappedBlock, kept: list[Tensor]) -> None:
+        self.number = number
+        self.block = block
+        self.kept = kept
 
 
 class Block:
@@ -108,6 +147,7 @@ class Pool:
         self._most_idle = most_idle
         self._lock = threading.RLock()  # as the channel's
         self._blocks: dict[int, Block] = {}
+        self._passed: dict[int, PassedBlock] = {}
         self._idle: dict[int, list[Block]] = {}
         self._idle_bytes = 0
         self._idle_count = 0
@@ -118,9 +158,9 @@ class Pool:
 
     @property
     def lent(self) -> int:
-        """The number of lent blocks."""
+        """The number of lent blocks, those that were passed on included."""
         with self._lock:
-            return len(self._blocks) - self._idle_count
+            return len(self._blocks) - self._idle_count + len(self._passed)
 
     @property
     def crowded(self) -> bool:
@@ -147,11 +187,22 @@ class Pool:
                 self._idle_bytes -= size
                 self._idle_count -= 1
             else:
-                number = self._next
-                self._next = number % (RETURNED - 1) + 1
+                number = self._number()
                 block = self._blocks[number] = Block(number, size)
             block.holds = 1
             return block
+
+    def _number(self) -> int:
+        number = self._next
+        self._next = number % (RETURNED - 1) + 1
+        return number
+
+    def pass_on(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock:
+        """Lends a third process's block, of which `kept` are all tensors in the message."""
+        with self._lock:
+            number = self._number()
+            passed = self._passed[number] = PassedBlock(number, block, kept)
+            return passed
 
     def give_back(self, number: int) -> None:
         """Ends one hold on a block.
@@ -160,7 +211,8 @@ class Pool:
             WireError: It is not lent.
         """
         with self._lock:
-            self._give_back(number)
+            if self._passed.pop(number, None) is None:
+                self._give_back(number)
 
     def unmapped(self, number: int) -> None:
         """Takes back a block that the peer can't map, and frees it.
@@ -178,6 +230,11 @@ class Pool:
                 idle.remove(block)
                 self._idle_bytes -= block.size
                 self._drop(block)
+
+    def take_back(self, passed: PassedBlock) -> None:
+        """Takes back a block that was passed on and not sent."""
+        with self._lock:
+            self._passed.pop(passed.number, None)
 
     def discard(self, block: Block) -> None:
         """Takes back a block that was taken and not sent."""
@@ -229,6 +286,7 @@ class Pool:
             for block in self._blocks.values():
                 block.sent()
             self._blocks.clear()
+            self._passed.clear()
             self._idle.clear()
             self._idle_bytes = self._idle_count = 0
 
@@ -282,12 +340,17 @@ class Mappings:
     Args:
         writable: Whether this side may write to them, as a worker may; the server checks what workers send.
         on_many: Called when much is to be returned, possibly from a finalizer; must not block.
+
+    Attributes:
+        keeps_descriptors: Whether blocks may be passed on, as by a core that has fronts.
     """
+
+    keeps_descriptors: ClassVar[bool] = False
 
     def __init__(self, writable: bool, on_many: Callable[[], None]) -> None:
         self._writable = writable
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._maps: dict[int, Array] = {}
+        self._maps: dict[int, MappedBlock] = {}
         self._views = _ReleaseQueue()
         self._views.on_release = self._on_released
         self.released = self._views.released
@@ -307,26 +370,31 @@ class Mappings:
         """
         if number in self._maps or not 0 < number < RETURNED:
             raise WireError(f"block {number} is there already, or can't be")
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            if seals & _NEEDED != _NEEDED:
-                raise WireError(f"block {number} is not sealed")
-            found = os.fstat(fd)
-            if size <= 0 or found.st_size != size:
-                raise WireError(f"block {number} does not have {size} bytes")
-            # A worker fills more than half of a block before it sends it. Holes cost it nothing, but are
-            # memory of the process that reads them first.
-            if not self._writable and found.st_blocks * _STAT_BLOCK < size // 2 > _SMALL_BYTES:
-                raise WireError(f"block {number} of {size} bytes has holes")
-        except (OSError, OverflowError) as error:
-            raise WireError(f"block {number} can't be mapped: {error}") from None
+        found = _check_file(number, fd)
+        if size <= 0 or found.st_size != size:
+            raise WireError(f"block {number} does not have {size} bytes")
+        # A worker fills more than half of a block before it sends it. Holes cost it nothing, but are
+        # memory of the process that reads them first.
+        if not self._writable and found.st_blocks * _STAT_BLOCK < size // 2 > _SMALL_BYTES:
+            raise WireError(f"block {number} of {size} bytes has holes")
         if len(self._maps) >= MOST_MAPPED:
             raise OSError(errno.EMFILE, f"{MOST_MAPPED} blocks are mapped already")
-        try:
-            mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, self._protection)
-        except (ValueError, OverflowError) as error:
-            raise WireError(f"block {number} can't be mapped: {error}") from None
-        self._maps[number] = np.frombuffer(mapping, np.uint8)
+        memory = _map(number, fd, size, mmap.MAP_SHARED, self._protection)
+        self._maps[number] = MappedBlock(memory, os.dup(fd) if Mappings.keeps_descriptors else -1)
+
+    def add_passed(self, number: int, fd: int) -> Array:
+        """Maps a block of a third process for one message, and returns its array, as `lend` does.
+
+        Raises:
+            WireError: The descriptor is no sealed block.
+            OSError: This process can't map it now.
+        """
+        size = _check_file(number, fd).st_size
+        # Only a private mapping leaves the memory of other processes as it is.
+        kind = mmap.MAP_PRIVATE if self._writable else mmap.MAP_SHARED
+        root = _map(number, fd, size, kind, self._protection)
+        self._views.add(root, number, named=False)
+        return root
 
     def lend(self, number: int) -> Array:
         """An array of a block, for one message; the block is returned after the array's last view is gone.
@@ -334,15 +402,22 @@ class Mappings:
         Raises:
             WireError: There is no such block.
         """
-        memory = self._maps.get(number)
-        if memory is None:
+        block = self._maps.get(number)
+        if block is None:
             raise WireError(f"there is no block {number}")
-        root: Array = np.frombuffer(memory.data, np.uint8)
+        root: Array = np.frombuffer(block.memory.data, np.uint8)
         self._views.add(root, number)
         return root
 
+    def block(self, number: int) -> MappedBlock:
+        """A block of which an array is lent."""
+        return self._maps[number]
+
     def find(self, array: Array) -> tuple[int, int] | None:
-        """Number of the lent block in which an array lies, and the offset there; None for other arrays."""
+        """Number of the lent block in which an array lies, and the offset there; None for other arrays.
+
+        Also for those in a block of a third process: what a worker writes there stays its own.
+        """
         base: object = array
         while base is not None:
             if isinstance(base, memoryview):
@@ -392,6 +467,25 @@ class Mappings:
         self._maps.clear()
 
 
+def _check_file(number: int, fd: int) -> os.stat_result:
+    """The facts of a block's file, which nobody can shrink."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if seals & _NEEDED != _NEEDED:
+            raise WireError(f"block {number} is not sealed")
+        return os.fstat(fd)
+    except OSError as error:
+        raise WireError(f"block {number} can't be mapped: {error}") from None
+
+
+def _map(number: int, fd: int, size: int, kind: int, protection: int) -> Array:
+    try:
+        memory: Array = np.frombuffer(mmap.mmap(fd, size, kind, protection), np.uint8)
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"block {number} can't be mapped: {error}") from None
+    return memory
+
+
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
@@ -402,7 +496,7 @@ class _ReleaseQueue:
 
     Attributes:
         released: Numbers of collected arrays.
-        numbers: Numbers of living arrays, by identity.
+        numbers: Numbers of living arrays that are named by them, by identity.
         nbytes: About the bytes of `released`; set to 0 when the queue is emptied.
         on_release: Called after each; must not block.
     """
@@ -415,7 +509,7 @@ class _ReleaseQueue:
         self.numbers: dict[int, int] = {}
         self._references: dict[int, weakref.ref[Array]] = {}
 
-    def add(self, root: Array, number: int) -> None:
+    def add(self, root: Array, number: int, named: bool = True) -> None:
         key, references, nbytes = id(root), self._references, root.nbytes
         numbers = self.numbers
 
@@ -428,4 +522,5 @@ class _ReleaseQueue:
                 self.on_release()
 
         references[key] = weakref.ref(root, on_collected)
-        numbers[key] = number
+        if named:
+            numbers[key] = number

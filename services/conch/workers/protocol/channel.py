@@ -6,6 +6,7 @@ A message is one packet; the codec tells what its fields say.
     part               contents
     =================  =========================================================================
     header             28 bytes, see `HEADER`; the same in all versions, so that HELLO can be read
+    passed, if flagged count, 4 bytes; for each block of a third process the number that it is returned by
     returned blocks    for each: its number, 4 bytes
     texts, if flagged  count, 4 bytes; for each its number, 4 bytes; then the new ones: length, bytes
     fields             depend on the kind
@@ -64,6 +65,9 @@ RETURNED = 1 << 31
 """Set in the number of a block that belongs to the receiver of the message."""
 
 MOST_RELEASED = 255
+
+MOST_PASSED = 62
+"""Blocks of third processes that come with a message."""
 
 
 class WireError(Exception):
@@ -139,6 +143,8 @@ OUTLINE = 2
 """Flag: the message is in a file; its descriptor comes with this one."""
 TEXTS = 4
 """Flag: the message has texts."""
+PASSED = 8
+"""Flag: blocks of third processes come with it; their descriptors are the last ones of the message."""
 RESET = 1 << 31
 """Set in the count of texts: the receiver forgets all before."""
 
@@ -152,7 +158,7 @@ MOST_TEXT = 4096
 """Longer texts get no number."""
 
 _HEADER_BYTES = HEADER.size
-_NO_FLAGS = ~(NEW_BLOCK | OUTLINE | TEXTS)
+_NO_FLAGS = ~(NEW_BLOCK | OUTLINE | TEXTS | PASSED)
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _NUMBER = struct.Struct("<I")
 
@@ -286,6 +292,7 @@ class Message:
         data: Bytes of small tensors.
         block: Number of the block that comes with it; 0 for none.
         flags: Of the header.
+        passed: Numbers of third processes' blocks that come with it.
         released: Numbers of returned blocks.
         numbers: Numbers of its texts.
         contents: Bytes of the new ones.
@@ -304,6 +311,7 @@ class Message:
         "flags",
         "kind",
         "numbers",
+        "passed",
         "released",
         "reset",
         "subject",
@@ -321,7 +329,15 @@ class Message:
         kind = _KINDS.get(number)
         if kind is None:
             raise WireError(f"there is no message of kind {number}")
-        start = _HEADER_BYTES + 4 * released
+        first = _HEADER_BYTES
+        self.passed: tuple[int, ...] = ()
+        if flags & PASSED:
+            count = _NUMBER.unpack_from(packet, first)[0] if size >= first + 4 else size
+            first += 4 + 4 * count
+            if first > size:
+                raise WireError(f"a message {kind.name} ends within the numbers of blocks")
+            self.passed = struct.unpack_from(f"<{count}I", packet, first - 4 * count)
+        start = first + 4 * released
         end = start + length
         if end > size or flags & _NO_FLAGS:
             raise WireError(f"the header of a message {kind.name} does not fit it")
@@ -329,7 +345,7 @@ class Message:
         self.subject: int = subject
         self.flags: int = flags
         self.released: tuple[int, ...] = (
-            struct.unpack_from(f"<{released}I", packet, _HEADER_BYTES) if released else ()
+            struct.unpack_from(f"<{released}I", packet, first) if released else ()
         )
         self.numbers: tuple[int, ...] = ()
         self.contents: Sequence[bytes] = ()
@@ -385,6 +401,7 @@ def encode(
     new_block: bool = False,
     released: Sequence[int] = (),
     texts: bytes = b"",
+    passed: Sequence[int] = (),
 ) -> bytes:
     """Encodes a message.
 
@@ -398,13 +415,16 @@ def encode(
         new_block: Whether the block's descriptor comes with it.
         released: Numbers of returned blocks.
         texts: Its texts, encoded.
+        passed: Numbers of third processes' blocks that come with it.
     """
     length = len(texts) + len(fields)
-    flags = (NEW_BLOCK if new_block else 0) | (TEXTS if texts else 0)
+    flags = (NEW_BLOCK if new_block else 0) | (TEXTS if texts else 0) | (PASSED if passed else 0)
     header = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
-    if not released and not data:
+    if not released and not data and not passed:
         return b"".join((header, texts, fields))
     numbers = encode_numbers(released) if released else b""
+    if passed:
+        numbers = encode_numbers((len(passed), *passed)) + numbers
     parts: list[Buffer] = [header, numbers, texts, fields]
     if data:
         parts.append(_PADDING[_HEADER_BYTES + len(numbers) + length & 7])
@@ -434,10 +454,14 @@ def decode_numbers(fields: Buffer) -> tuple[int, ...]:
 def outline(message: Buffer, size: int) -> bytes:
     """Encodes the announcement of a message in a file of `size` bytes, from the message or its beginning.
 
-    It repeats kind, subject and block, which the receiver needs if it can't read the file.
+    It repeats kind, subject and blocks, which the receiver needs if it can't read the file.
     """
-    _, kind, _, _, _, subject, block, _ = HEADER.unpack_from(message)
-    return HEADER.pack(MAGIC, kind, OUTLINE, 0, 0, subject, block, size)
+    _, kind, flags, _, _, subject, block, _ = HEADER.unpack_from(message)
+    passed = b""
+    if flags & PASSED:
+        end = _HEADER_BYTES + 4 + 4 * _NUMBER.unpack_from(message, _HEADER_BYTES)[0]
+        passed = bytes(message[_HEADER_BYTES:end])
+    return HEADER.pack(MAGIC, kind, OUTLINE | flags & PASSED, 0, 0, subject, block, size) + passed
 
 
 def lose(message: Message) -> None:
@@ -466,7 +490,7 @@ READ_TIMEOUT_S = 20.0
 """Time without progress after which a peer counts as not reading."""
 
 _LOOK_S = 0.25
-_MOST_FDS = 4
+_MOST_FDS = 2 + MOST_PASSED  # with a message's file and its new block
 _STAT_BLOCK = 512
 _WAITING_COSTS = 512  # bytes of a queued message besides its content
 _STEP = 4 << 20

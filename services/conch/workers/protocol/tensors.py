@@ -13,7 +13,8 @@ A message describes its tensors at the end of its fields:
 Its last texts are the layouts, one for all lists or one for each: JSON with name, datatype and shape of each
 tensor. Tensors in the message lie list after list, each on a multiple of eight. A place names the block that
 comes with the message, or one of the receiver's (`RETURNED` set). A place on a GPU has `ON_DEVICE` set, and a
-number for the receiver to return after use, or 0 if the sender needs no notice.
+number for the receiver to return after use, or 0 if the sender needs no notice. A tensor in a block that is
+passed on has that block's number.
 
 Threads: any thread sends, one receives.
 """
@@ -34,11 +35,12 @@ import numpy as np
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.recognition import Table
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array, Buffer, Tensor
-from conch.workers.protocol.blocks import Block, Mappings, Pool
+from conch.workers.protocol.blocks import Block, MappedBlock, Mappings, PassedBlock, Pool
 from conch.workers.protocol.channel import (
     BUFFER_BYTES,
     MOST_INLINE,
     MOST_PACKET,
+    MOST_PASSED,
     MOST_RELEASED,
     NEW_BLOCK,
     OUTLINE,
@@ -70,6 +72,9 @@ _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
 _NO_BLOCK = 0, 0, False
+
+_MOST_COPIED = 16 * 1024
+"""Tensors in a block that could be passed on are copied if they have at most so many bytes together."""
 
 _MOST_FIELDS = MOST_PACKET - MOST_INLINE
 """More bytes of fields and small tensors may have to travel in a file, once texts and padding are added."""
@@ -109,12 +114,29 @@ def unmapped_error(why: str = "this process can't open further files") -> Unmapp
 # --- classes of received tensors ---------------------------------------------------------------------------
 
 
-class BlockTensor(Tensor):
-    """An output in a worker's block; the worker may write to it at any time."""
+class Origin(NamedTuple):
+    """Where a tensor lies in a block of the other side, which may be passed on."""
 
-    __slots__ = ()
+    block: MappedBlock
+    offset: int
+
+
+class BlockTensor(Tensor):
+    """An output in a worker's block; the worker may write to it at any time.
+
+    Attributes:
+        origin: None if it can't be passed on.
+    """
+
+    __slots__ = ("origin",)
 
     shared: ClassVar[bool] = True
+
+    def __init__(
+        self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer, origin: Origin | None
+    ) -> None:
+        Tensor.__init__(self, name, datatype, shape, data)
+        self.origin = origin
 
     def reshaped(self, shape: tuple[int, ...]) -> Tensor:
         """The same elements under another shape of the same size, without a copy."""
@@ -122,7 +144,15 @@ class BlockTensor(Tensor):
 
     def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The same elements under another name and another shape of the same size, without a copy."""
-        return BlockTensor(name, self.datatype, shape, self.data)
+        return type(self)(name, self.datatype, shape, self.data, self.origin)
+
+
+class StableTensor(BlockTensor):
+    """A tensor in a block of conch's own process, which does not write to it before it is returned."""
+
+    __slots__ = ()
+
+    shared: ClassVar[bool] = False
 
 
 class ReturnedTensor(BlockTensor):
@@ -301,10 +331,11 @@ class Payload:
         block: The block of large ones, or None.
         bytes_copied: Bytes copied into that block.
         kept: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
+        passed: Blocks of third processes.
         lent: Numbers that the receiver returns after it has used tensors on GPUs.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "fields", "kept", "lent", "texts")
+    __slots__ = ("block", "bytes_copied", "data", "fields", "kept", "lent", "passed", "texts")
 
     def __init__(self) -> None:
         self.fields = b""
@@ -313,6 +344,7 @@ class Payload:
         self.block: Block | None = None
         self.bytes_copied = 0
         self.kept: list[Tensor] = []
+        self.passed: list[PassedBlock] = []
         self.lent: list[int] = []
 
     def own(self) -> int:
@@ -388,6 +420,7 @@ def _pack_block(
     pool: Pool,
     described: Mapping[int, Place],
     mappings: Mappings | None,
+    passing: type[BlockTensor] | None,
 ) -> None:
     """Copies tensors into one block, except those that stay where they are.
 
@@ -399,6 +432,7 @@ def _pack_block(
         pool: Provides the block.
         described: Places of tensors on GPUs, by identity.
         mappings: The receiver's blocks, if tensors in them may stay there.
+        passing: Tensors of this class may stay in blocks of third processes.
 
     Raises:
         OSError: There is no memory for a block.
@@ -406,6 +440,8 @@ def _pack_block(
     """
     count = sum(map(len, lists))
     stays = dict(described)
+    if passing is not None:
+        stays.update(_pass_on(payload, lists, passing, pool))
     for tensor in itertools.chain.from_iterable(lists):
         place = stays.get(id(tensor))
         if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
@@ -431,6 +467,26 @@ def _pack_block(
             _check_total(layout.nbytes, packed)
     payload.fields = b"".join(parts)
     payload.bytes_copied = offset
+
+
+def _pass_on(
+    payload: Payload, lists: Sequence[Collection[Tensor]], passing: type[BlockTensor], pool: Pool
+) -> dict[int, Place]:
+    """Passes on blocks that have enough of the tensors; returns the places of those, by identity."""
+    found: dict[MappedBlock, list[BlockTensor]] = {}
+    for tensor in itertools.chain.from_iterable(lists):
+        if isinstance(tensor, passing) and tensor.origin is not None:
+            found.setdefault(tensor.origin.block, []).append(tensor)
+    places: dict[int, Place] = {}
+    for block, tensors in found.items():
+        if len(payload.passed) == MOST_PASSED or sum(each.nbytes for each in tensors) <= _MOST_COPIED:
+            continue
+        passed = pool.pass_on(block, [*tensors])
+        payload.passed.append(passed)
+        for tensor in tensors:
+            assert tensor.origin is not None, "only those with one were found"
+            places[id(tensor)] = Place(passed.number, tensor.origin.offset, tensor.nbytes)
+    return places
 
 
 def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
@@ -494,10 +550,21 @@ class ReceivedMessage(Message):
         placed: Whether the tensors that were read lie in blocks or on GPUs.
         unreachable: Why lists of tensors, by index, can't be opened here; None if all can.
         root: The memory of the block that came with it.
+        others: The memory of third processes' blocks that came with it, by number, or why it is missing.
         unmapped: The reason that this block is missing, or None.
     """
 
-    __slots__ = ("placed", "position", "root", "stream", "texts", "texts_read", "unmapped", "unreachable")
+    __slots__ = (
+        "others",
+        "placed",
+        "position",
+        "root",
+        "stream",
+        "texts",
+        "texts_read",
+        "unmapped",
+        "unreachable",
+    )
 
     stream: MessageStream
     texts: Sequence[Text]
@@ -506,6 +573,7 @@ class ReceivedMessage(Message):
     placed: bool
     unreachable: dict[int, UnreachableError] | None
     root: Array | None
+    others: Mapping[int, Array | UnmappedError]
     unmapped: UnmappedError | None
 
     def seek(self, position: int, texts_read: int) -> None:
@@ -645,18 +713,27 @@ class ReceivedMessage(Message):
     def _placed(self, layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
         """Makes a tensor in a block."""
         name, datatype, shape, _ = layout
-        if self.stream.in_worker:
+        stream, source = self.stream, place.source
+        if stream.in_worker:
+            if source in self.others:
+                return ReceivedTensor(name, datatype, shape, memory)
             tensor = LentTensor(name, datatype, shape, memory)
-            tensor.block, tensor.offset = place.source, place.offset
+            tensor.block, tensor.offset = source, place.offset
             return tensor
+        origin = None
+        if source == self.block:
+            block = stream.mappings.block(source)
+            origin = Origin(block, place.offset) if block.fd >= 0 else None
+            if stream.trusted:
+                return StableTensor(name, datatype, shape, memory, origin)
         # The worker may write to its block meanwhile. Strings are measured before they are parsed; for
         # integers used as indices see `POSITIONS`.
         if datatype == "BYTES" or datatype in POSITIONS:
             # numpy copies without the interpreter's lock.
             memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
             return Tensor(name, datatype, shape, memory)
-        kind = ReturnedTensor if place.source & RETURNED else BlockTensor
-        return kind(name, datatype, shape, memory)
+        kind = ReturnedTensor if source & RETURNED else BlockTensor
+        return kind(name, datatype, shape, memory, origin)
 
     def _memory(self, place: Place) -> memoryview:
         source, offset, nbytes, _ = place
@@ -665,6 +742,11 @@ class ReceivedMessage(Message):
             memory = self.stream.pool.view(source & ~RETURNED).data
         elif source == self.block and self.root is not None:
             memory = self.root.data
+        elif source in self.others:
+            found = self.others[source]
+            if isinstance(found, UnmappedError):
+                raise found
+            memory = found.data
         elif source == self.block and self.unmapped is not None:
             raise self.unmapped
         else:
@@ -677,11 +759,15 @@ class ReceivedMessage(Message):
 # --- both ways ---------------------------------------------------------------------------------------------
 
 
+_NO_OTHERS: Mapping[int, Array | UnmappedError] = {}
+
+
 class MessageStream:
     """Sends and receives messages with tensors. The channel stays the caller's to close.
 
     Attributes:
         in_worker: Which end this is.
+        trusted: Whether the other side is conch's own code, so that its blocks don't change while lent.
         pool: The blocks of this side.
         mappings: The blocks of the other side.
         devices: Transport of tensors on GPUs; None until a GPU is used.
@@ -689,9 +775,10 @@ class MessageStream:
 
     devices: Devices | None = None
 
-    def __init__(self, channel: PacketChannel, in_worker: bool) -> None:
+    def __init__(self, channel: PacketChannel, in_worker: bool, trusted: bool = False) -> None:
         self.channel = channel
         self.in_worker = in_worker
+        self.trusted = trusted
         self.pool = Pool()
         self.mappings = Mappings(in_worker, self._release_many)
         self._layouts: Table[LayoutKey, Description] = Table(_MOST_LAYOUTS)
@@ -701,7 +788,11 @@ class MessageStream:
         self._buffer = bytearray(BUFFER_BYTES)
 
     def pack(
-        self, lists: Sequence[Collection[Tensor]], on_device: bool = False, returned: bool = False
+        self,
+        lists: Sequence[Collection[Tensor]],
+        on_device: bool = False,
+        returned: bool = False,
+        passing: type[BlockTensor] | None = None,
     ) -> Payload:
         """Places the tensors of a message; the payload must be sent or discarded.
 
@@ -709,6 +800,7 @@ class MessageStream:
             lists: The tensors.
             on_device: Tensors on GPUs may stay there.
             returned: Tensors in blocks of the other side may stay there: no later write happens.
+            passing: Tensors of this class may stay in blocks of third processes.
 
         Raises:
             OSError: No memory.
@@ -740,7 +832,7 @@ class MessageStream:
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:
                 mappings = self.mappings if returned else None
-                _pack_block(payload, lists, layouts, size, self.pool, described, mappings)
+                _pack_block(payload, lists, layouts, size, self.pool, described, mappings, passing)
                 return payload
             parts = payload.data
             for index, tensors in enumerate(lists):
@@ -799,24 +891,28 @@ class MessageStream:
                 channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
             place = _NO_BLOCK if block is None else (block.number, block.size, block.fd >= 0)
+            passed = [] if payload is None else payload.passed
+            numbers = [each.number for each in passed] if passed else ()
             if large or not all_texts:
-                packet = encode(kind, subject, fields, data, *place, released, encode_texts(all_texts))
-                self._post(packet, block)
+                encoded = encode_texts(all_texts)
+                packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
+                self._post(packet, block, passed)
                 return
             with channel.lock:
                 if self._numbering:
-                    packet = encode(kind, subject, fields, data, *place, released, encode_texts(all_texts))
-                    self._post(packet, block)
+                    encoded = encode_texts(all_texts)
+                    packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
+                    self._post(packet, block, passed)
                     return
                 self._numbering = True
                 try:
-                    encoded = sent.encoded.get(all_texts)
-                    if encoded is None:
-                        encoded = self._encode_new(all_texts, data)
-                    if block is None:
-                        channel.send([encode(kind, subject, fields, data, 0, 0, False, released, encoded)])
+                    known = sent.encoded.get(all_texts)
+                    encoded = self._encode_new(all_texts, data) if known is None else known
+                    packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
+                    if block is None and not passed:
+                        channel.send([packet])
                     else:
-                        self._post(encode(kind, subject, fields, data, *place, released, encoded), block)
+                        self._post(packet, block, passed)
                 except BaseException:  # raised again
                     sent.forget()
                     raise
@@ -833,15 +929,16 @@ class MessageStream:
         padded = sum(map(len, texts)) + 8 * (len(texts) + len(data)) > _MOST_NEW_TEXTS
         return encode_texts(texts) if padded else self._sent.encode(texts)
 
-    def _post(self, packet: bytes, block: Block | None) -> None:
-        """Sends a packet, and the descriptor of its block the first time."""
+    def _post(self, packet: bytes, block: Block | None, passed: Sequence[PassedBlock]) -> None:
+        """Sends a packet with the descriptors of passed blocks, and that of its own block the first time."""
+        others = [each.block.fd for each in passed]
         if block is None or block.fd < 0:
-            self.channel.send([packet])
+            self.channel.send([packet], others)
             return
         # The other side may return the block, and another thread reuse it, before this thread continues.
         fd, block.fd = block.fd, -1
         try:
-            self.channel.send([packet], (fd,))
+            self.channel.send([packet], (fd, *others))
         except BaseException:  # raised again
             block.fd = fd
             raise
@@ -852,6 +949,9 @@ class MessageStream:
         block, payload.block = payload.block, None
         if block is not None:
             self.pool.discard(block)
+        passed, payload.passed = payload.passed, []
+        for each in passed:
+            self.pool.take_back(each)
         lent, payload.lent = payload.lent, []
         if self.devices is not None:
             for number in lent:
@@ -892,6 +992,7 @@ class MessageStream:
             try:
                 message = ReceivedMessage(packet)
                 failure = self._map(message, fds) if message.flags & (NEW_BLOCK | OUTLINE) else None
+                message.others = self._map_passed(message, fds) if message.passed else _NO_OTHERS
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -960,6 +1061,29 @@ class MessageStream:
         if message.block:
             self.channel.send([encode(Kind.UNMAPPED, 0, encode_numbers([message.block]))])
         return error
+
+    def _map_passed(self, message: ReceivedMessage, fds: Sequence[int]) -> dict[int, Array | UnmappedError]:
+        """Maps the blocks of third processes that come with a message, or returns them.
+
+        Raises:
+            WireError: This side gets none, one is no block, or a descriptor is missing.
+        """
+        if not (self.in_worker or self.trusted) or len(set(message.passed)) < len(message.passed):
+            raise WireError("a message comes with blocks that it can't have")
+        found: dict[int, Array | UnmappedError] = {}
+        left = fds[1:] if message.new_block else fds
+        for index, number in enumerate(message.passed):
+            try:
+                if not message.outline and index < len(left):
+                    found[number] = self.mappings.add_passed(number, left[index])
+                    continue
+                if not self.channel.fds_lost and not message.outline:
+                    raise WireError(f"block {number} has come without its descriptor")
+                found[number] = unmapped_error()
+            except OSError as error:
+                found[number] = unmapped_error(str(error))
+            self.mappings.queue_release(number, at_once=True)
+        return found
 
     def interrupted(self) -> bool:
         """True if a received message was not marked as handled, after `receive` has failed."""
