@@ -79,7 +79,8 @@ def _serving(tmp_path: Path, *flags: str) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_each_client_gets_its_own_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", ["in_process", "worker"])
+def test_each_client_gets_its_own_bytes(tmp_path: Path, placement: str) -> None:
     """Also beside clients whose tensors have other sizes than their shapes: those are refused, alone."""
     wrong = Counter[str]()
 
@@ -103,7 +104,7 @@ def test_each_client_gets_its_own_bytes(tmp_path: Path) -> None:
                     if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
                         wrong[error.details()] += 1
 
-    with _serving(tmp_path, IN_PROCESS) as server:
+    with _serving(tmp_path, f"--backend-config=python,placement={placement}") as server:
         threads = [threading.Thread(target=ask, args=(server, number)) for number in range(3)]
         threads += [threading.Thread(target=ask_badly, args=(server, extra)) for extra in (4, -4)]
         for thread in threads:

@@ -1,0 +1,243 @@
+"""Blocks that a core passes on between a front and a worker: not copied, not written to, and returned."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.support.workers import arrived
+
+from conch.core.tensor import Array, Tensor
+from conch.workers.protocol import channel
+from conch.workers.protocol.blocks import MOST_LENT, Mappings
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, encode
+from conch.workers.protocol.tensors import (
+    BlockTensor,
+    MessageStream,
+    StableTensor,
+    UnmappedError,
+)
+
+LARGE = np.arange(100_000, dtype=np.float32)
+PASSING = StableTensor
+OpenPair = Callable[[bool], tuple[MessageStream, MessageStream]]
+
+
+@contextmanager
+def opened() -> Iterator[OpenPair]:
+    """Opens the core's end and the other one of connections to workers (True) and fronts."""
+    with ExitStack() as stack:
+        stack.callback(setattr, Mappings, "keeps_descriptors", False)
+        Mappings.keeps_descriptors = True
+
+        def pair(worker: bool) -> tuple[MessageStream, MessageStream]:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sides = (
+                MessageStream(PacketChannel(ours, blocking=False), False, trusted=not worker),
+                MessageStream(PacketChannel(theirs, blocking=False), worker, trusted=not worker),
+            )
+            for side in sides:
+                stack.callback(side.close)
+                stack.callback(side.channel.close)
+            return sides
+
+        yield pair
+
+
+def move(
+    source: MessageStream,
+    target: MessageStream,
+    lists: list[list[Tensor]],
+    passing: type[BlockTensor] | None = None,
+) -> list[list[Tensor]]:
+    """Sends lists of tensors, and reads them."""
+    source.send(Kind.DONE, 0, payload=source.pack(lists, passing=passing))
+    return target.receive().lists(len(lists))
+
+
+def tell(source: MessageStream, target: MessageStream) -> None:
+    """Any message: what is to be given back goes with it."""
+    source.send(Kind.DONE)
+    target.receive()
+
+
+def inputs(*arrays: Array) -> list[list[Tensor]]:
+    return [[Tensor.from_array("IN", array)] for array in arrays]
+
+
+def test_a_worker_reads_a_fronts_block_and_writes_to_its_own_copy() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        ((given_tensor,),) = received = move(front, link, inputs(LARGE))
+        assert not given_tensor.shared
+        payload = core.pack(received, passing=PASSING)
+        assert payload.bytes_copied == 0
+        assert payload.block is None
+        core.send(Kind.EXECUTE, 0, payload=payload)
+        ((read,),) = worker.receive().lists(1)
+        array = read.numpy()
+        assert np.array_equal(array, LARGE)
+        array[:] = -1
+        assert np.array_equal(given_tensor.numpy(), LARGE)
+
+        # What it sends back of its private memory is copied, so the core sees what it has written.
+        ((output,),) = move(worker, core, [[Tensor.from_array("OUT", array[:50_000])]])
+        assert np.all(output.numpy() == -1)
+        del payload, received, given_tensor
+        tell(link, front)
+        assert front.pool.lent == 1  # the worker still has it
+        del read, array
+        tell(worker, core)
+        tell(link, front)
+        assert (front.pool.lent, core.pool.lent) == (0, 0)
+
+
+def test_a_front_reads_a_workers_block() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        ((output,),) = answers = move(worker, core, inputs(LARGE))
+        assert output.shared
+        payload = link.pack([[output.renamed("OUT", (1, LARGE.size))]], passing=BlockTensor)
+        assert payload.bytes_copied == 0
+        link.send(Kind.RESPONSES, 0, payload=payload)
+        del payload, output, answers
+        ((read,),) = front.receive().lists(1)
+        assert (read.name, read.shape) == ("OUT", (1, LARGE.size))
+        assert read.shared
+        assert np.array_equal(read.numpy()[0], LARGE)
+        tell(core, worker)
+        assert worker.pool.lent == 1
+        del read
+        tell(front, link)
+        tell(core, worker)
+        assert worker.pool.lent == 0
+
+
+@given(some.lists(some.tuples(some.integers(0, 1), some.integers(1, 40_000)), min_size=1, max_size=12))
+def test_a_batch_has_the_bytes_of_each_of_its_requests(requests: list[tuple[int, int]]) -> None:
+    """Requests of two fronts, large and small, in blocks and in messages, some of them together."""
+    with opened() as pair:
+        links, (core, worker) = [pair(False), pair(False)], pair(True)
+        arrays = [np.full(size, index, np.float32) for index, (_, size) in enumerate(requests)]
+        lists: dict[int, list[Tensor]] = {}
+        for number, (link, front) in enumerate(links):
+            mine = [index for index, (of, _) in enumerate(requests) if of == number]
+            if mine:
+                moved = move(front, link, inputs(*(arrays[index] for index in mine)))
+                lists.update(zip(mine, moved, strict=True))
+        read = move(core, worker, [lists[index] for index in range(len(requests))], PASSING)
+        for (tensor,), array in zip(read, arrays, strict=True):
+            assert np.array_equal(tensor.numpy(), array)
+        del tensor, read, lists
+        moved = []
+        tell(worker, core)
+        for link, front in links:
+            tell(link, front)
+            assert front.pool.lent == 0
+        assert core.pool.lent == 0
+
+
+def test_a_block_outlives_the_front_that_made_it() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        received = move(front, link, inputs(LARGE))
+        for side in (front, link):
+            side.channel.close()
+            side.close()
+        ((read,),) = move(core, worker, received, PASSING)
+        assert np.array_equal(read.numpy(), LARGE)
+
+
+def test_blocks_of_a_worker_that_dies_are_returned() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        sent = move(core, worker, move(front, link, inputs(LARGE)), PASSING)
+        worker.channel.close()
+        refused = core.pack(move(front, link, inputs(LARGE)), passing=PASSING)
+        with pytest.raises(ChannelClosedError):
+            core.send(Kind.EXECUTE, 0, payload=refused)
+        core.close()
+        tell(link, front)
+        assert front.pool.lent == 0
+        assert np.array_equal(sent[0][0].numpy(), LARGE)
+
+
+def test_with_many_blocks_lent_a_tensor_is_copied() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        ((tensor,),) = move(front, link, inputs(LARGE))
+        read = [move(core, worker, [[tensor]], PASSING) for _ in range(MOST_LENT + 2)]
+        assert core.pool.lent == MOST_LENT
+        assert all(np.array_equal(each.numpy(), LARGE) for ((each,),) in read)
+
+
+def test_a_block_that_can_not_be_mapped_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a message in a file that can't be read."""
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        for parts in ({}, {"_read_outline": lambda packet, fds: packet}):
+            received = move(front, link, inputs(LARGE))
+            payload = core.pack(received, passing=PASSING)
+            padding = b"x" * channel.MOST_PACKET if parts else b""
+            with monkeypatch.context() as patched:
+                patched.setattr(Mappings, "add_passed", _no_descriptors)
+                for name, value in parts.items():
+                    patched.setattr(channel, name, value)
+                core.send(Kind.EXECUTE, 0, payload=payload, texts=[padding])
+                message = worker.receive()
+            if parts:
+                assert message.kind is Kind.LOST
+            else:
+                message.seek(0, 1)
+                assert message.lists(1) == [[]]
+                assert isinstance((message.unreachable or {})[0], UnmappedError)
+            del received, payload, message
+            tell(worker, core)
+            tell(link, front)
+            assert (front.pool.lent, core.pool.lent) == (0, 0)
+
+
+def _no_descriptors(mappings: Mappings, number: int, fd: int) -> Array:
+    raise OSError("no descriptors")
+
+
+@pytest.mark.parametrize(
+    ("packet", "in_worker"),
+    [
+        pytest.param(encode(Kind.EXECUTE, passed=(1,)), True, id="no descriptor"),
+        pytest.param(encode(Kind.EXECUTE, passed=(1, 1)), True, id="the same twice"),
+        pytest.param(encode(Kind.DONE, passed=(1,)), False, id="from a worker"),
+        pytest.param(encode(Kind.EXECUTE, passed=(1,))[:30], True, id="cut"),
+    ],
+)
+def test_malformed_messages_with_passed_blocks(packet: bytes, in_worker: bool) -> None:
+    with pytest.raises(WireError):
+        arrived(packet, in_worker=in_worker)
+
+
+def test_descriptors_are_closed_with_their_blocks() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        move(core, worker, move(front, link, inputs(LARGE)), PASSING)
+    del pair, link, front, core, worker
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_worker_can_not_name_a_passed_block_as_the_cores_own() -> None:
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        payload = core.pack(move(front, link, inputs(LARGE)), passing=PASSING)
+        with pytest.raises(WireError, match="is not lent"):
+            core.pool.view(payload.passed[0].number)
+        core.send(Kind.EXECUTE, 0, payload=payload)
+        assert worker.receive().lists(1)
