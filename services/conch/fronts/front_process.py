@@ -304,9 +304,9 @@ class Front:
         """Whether the message of a round can have the request.
 
         The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
-        get those of another request.
+        get those of another request. `empty_final` says nothing of a unary call.
         """
-        if request.classes or request.empty_final or request.region_bindings is not None:
+        if request.classes or request.region_bindings is not None:
             return False
         template = request.signature
         sizes = self._sizes.get(template)
