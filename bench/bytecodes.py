@@ -25,7 +25,7 @@ import numpy.typing as npt
 import psutil
 
 from bench.protocol import Probe
-from bench.servers import COMMON, ROOT, Command, Ports, Server, conch_command
+from bench.servers import COMMON, FRONT, ROOT, Command, Ports, Server, conch_command
 
 TRACING = ROOT / "bench" / "tracing"
 WRITE_DEADLINE = 30.0
@@ -166,9 +166,13 @@ def _load(server: Server, walk: Walk, clients: int) -> Iterator[list[int]]:
 
 def _pids(server: Server) -> dict[str, int]:
     assert server.pid is not None
-    templates = psutil.Process(server.pid).children()  # what workers are forked from
-    workers = [worker for template in templates for worker in template.children(recursive=True)]
-    return {"server": server.pid, **{f"worker {number}": one.pid for number, one in enumerate(workers)}}
+    found = {"server": server.pid}
+    children = psutil.Process(server.pid).children()  # fronts, and what workers are forked from
+    fronts = [child for child in children if FRONT in child.cmdline()]
+    workers = [worker for child in children for worker in child.children(recursive=True)]
+    found |= {f"front {number}": one.pid for number, one in enumerate(fronts)}
+    found |= {f"worker {number}": one.pid for number, one in enumerate(workers)}
+    return found
 
 
 def _tell(pids: dict[str, int], number: signal.Signals) -> None:

@@ -28,7 +28,7 @@ import psutil
 from bench import facts
 from bench.perf import measure_window
 from bench.protocol import SERVICE, Probe
-from bench.servers import COMMON, Server, baseline_command, conch_command
+from bench.servers import COMMON, FRONT, Server, baseline_command, conch_command
 from conch.protocol import inference_pb2 as messages
 
 FRONTS = (0, 1, 2)
@@ -83,7 +83,7 @@ def _cpu_s(server: Server) -> tuple[float, float, float]:
     core = psutil.Process(server.pid)
     costs = [0.0, 0.0, 0.0]
     for process in (core, *core.children(recursive=True)):
-        kind = 0 if process == core else 1 if "conch.fronts.front_process" in process.cmdline() else 2
+        kind = 0 if process == core else 1 if FRONT in process.cmdline() else 2
         costs[kind] += sum(process.cpu_times()[:2])
     return costs[0], costs[1], costs[2]
 

@@ -22,6 +22,8 @@ from bench.protocol import Probe
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORIES = ROOT / "bench" / "repositories"
 LOGS = ROOT / "bench" / ".cache"
+FRONT = "conch.fronts.front_process"
+"""In the command line of a front process."""
 START_DEADLINE = 60.0
 HTTP_DEADLINE = 5.0
 STOP_DEADLINE = 15.0
