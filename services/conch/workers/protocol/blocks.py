@@ -14,9 +14,9 @@ view is gone. Sizes are powers of two, so that few blocks serve all messages.
     idle   idle for `IDLE_NS`, or over the caps         freed, receiver told to drop it
     =====  ===========================================  ===================================
 
-A side may *pass on* a block that a third process has lent it, with its descriptor: then the receiver maps it
-for one message, and returns it likewise. The one that passes it on keeps its own view until then. A worker's
-mapping of it is private: what the model writes there reaches no other process.
+A side may *pass on* a block that a third process has lent it: it sends the descriptor once, in a message of
+its own, names the block in those that lend it, and keeps its own view until the receiver has returned it. The
+receiver can only read it, and is told to drop it once its maker has freed it.
 
 Guarantee: a block of which either side has a view is not idle, so `take` does not return it.
 Threads and locks: both classes are usable from any thread; finalizers of arrays only append to a queue.
@@ -32,6 +32,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -56,6 +57,9 @@ MOST_MAPPED = 2 * (MOST_LENT + MOST_IDLE)
 
 IDLE_NS = 30_000_000_000
 """Longer idle blocks are freed."""
+
+MOST_PASSED_ON = 128
+"""Blocks of third processes that a receiver knows: each takes one of its descriptors."""
 
 MANY = 16
 MANY_BYTES = 32 * 1024 * 1024
@@ -88,18 +92,35 @@ class MappedBlock:
 
 
 class PassedBlock:
-    """A block of a third process that is lent with a message.
+    """A block of a third process, as one receiver has it.
 
     Attributes:
-        kept: Tensors in it.
+        reference: The block.
+        sent: Whether the receiver has its descriptor.
+        holds: Messages that lend it.
+        kept: Their tensors, while there are any: so the block is not returned to its maker.
     """
 
-    __slots__ = ("block", "kept", "number")
+    __slots__ = ("holds", "kept", "number", "reference", "sent")
 
-    def __init__(self, number: int, block: MappedBlock, kept: list[Tensor]) -> None:
+    def __init__(self, number: int, reference: weakref.ref[MappedBlock]) -> None:
         self.number = number
-        self.block = block
-        self.kept = kept
+        self.reference = reference
+        self.sent = False
+        self.holds = 0
+        self.kept: list[Tensor] = []
+
+    def end_hold(self) -> None:
+        """Ends a hold.
+
+        Raises:
+            WireError: There is none.
+        """
+        if not self.holds:
+            raise WireError(f"block {self.number} is given back, but is not lent")
+        self.holds -= 1
+        if not self.holds:
+            self.kept = []
 
 
 class Block:
@@ -148,6 +169,7 @@ class Pool:
         self._lock = threading.RLock()  # as the channel's
         self._blocks: dict[int, Block] = {}
         self._passed: dict[int, PassedBlock] = {}
+        self._passed_of: dict[int, PassedBlock] = {}  # by the identity of their blocks
         self._idle: dict[int, list[Block]] = {}
         self._idle_bytes = 0
         self._idle_count = 0
@@ -158,9 +180,9 @@ class Pool:
 
     @property
     def lent(self) -> int:
-        """The number of lent blocks, those that were passed on included."""
+        """The number of lent blocks of its own."""
         with self._lock:
-            return len(self._blocks) - self._idle_count + len(self._passed)
+            return len(self._blocks) - self._idle_count
 
     @property
     def crowded(self) -> bool:
@@ -197,12 +219,27 @@ class Pool:
         self._next = number % (RETURNED - 1) + 1
         return number
 
-    def pass_on(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock:
-        """Lends a third process's block, of which `kept` are all tensors in the message."""
+    def pass_on(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock | None:
+        """Lends a third process's block, which has the tensors `kept` of a message; None with too many."""
         with self._lock:
-            number = self._number()
-            passed = self._passed[number] = PassedBlock(number, block, kept)
+            passed = self._passed_of.get(id(block))
+            if passed is None:
+                if len(self._passed) >= MOST_PASSED_ON:
+                    return None
+                number = self._number()
+                passed = PassedBlock(number, weakref.ref(block, partial(self._freed, id(block))))
+                self._passed[number] = self._passed_of[id(block)] = passed
+            passed.holds += 1
+            passed.kept += kept
             return passed
+
+    def _freed(self, key: int, reference: weakref.ref[MappedBlock]) -> None:
+        """Forgets a block that is gone; within any code, so without the lock."""
+        passed = self._passed_of.pop(key, None)
+        if passed is not None:
+            self._passed.pop(passed.number, None)
+            if passed.sent:
+                self.dropped.append(passed.number)
 
     def give_back(self, number: int) -> None:
         """Ends one hold on a block.
@@ -211,8 +248,11 @@ class Pool:
             WireError: It is not lent.
         """
         with self._lock:
-            if self._passed.pop(number, None) is None:
+            passed = self._passed.get(number)
+            if passed is None:
                 self._give_back(number)
+            else:
+                passed.end_hold()
 
     def unmapped(self, number: int) -> None:
         """Takes back a block that the peer can't map, and frees it.
@@ -221,6 +261,11 @@ class Pool:
             WireError: It is not lent.
         """
         with self._lock:
+            passed = self._passed.get(number)
+            if passed is not None:
+                passed.sent = False
+                passed.end_hold()
+                return
             block = self._blocks.get(number)
             self._give_back(number)
             if block is None or block.holds:
@@ -234,7 +279,8 @@ class Pool:
     def take_back(self, passed: PassedBlock) -> None:
         """Takes back a block that was passed on and not sent."""
         with self._lock:
-            self._passed.pop(passed.number, None)
+            if self._passed.get(passed.number) is passed:  # else the pool was closed meanwhile
+                passed.end_hold()
 
     def discard(self, block: Block) -> None:
         """Takes back a block that was taken and not sent."""
@@ -287,6 +333,7 @@ class Pool:
                 block.sent()
             self._blocks.clear()
             self._passed.clear()
+            self._passed_of.clear()
             self._idle.clear()
             self._idle_bytes = self._idle_count = 0
 
@@ -351,6 +398,7 @@ class Mappings:
         self._writable = writable
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, MappedBlock] = {}
+        self._passed: dict[int, Array] = {}
         self._views = _ReleaseQueue()
         self._views.on_release = self._on_released
         self.released = self._views.released
@@ -360,6 +408,11 @@ class Mappings:
     def count(self) -> int:
         """The number of mapped blocks."""
         return len(self._maps)
+
+    @property
+    def passed(self) -> int:
+        """The number of mapped blocks of third processes."""
+        return len(self._passed)
 
     def add(self, number: int, size: int, fd: int) -> None:
         """Maps a block; the caller closes the descriptor.
@@ -379,20 +432,25 @@ class Mappings:
             raise WireError(f"block {number} of {size} bytes has holes")
         if len(self._maps) >= MOST_MAPPED:
             raise OSError(errno.EMFILE, f"{MOST_MAPPED} blocks are mapped already")
-        memory = _map(number, fd, size, mmap.MAP_SHARED, self._protection)
+        memory = _map(number, fd, size, self._protection)
         self._maps[number] = MappedBlock(memory, os.dup(fd) if Mappings.keeps_descriptors else -1)
 
-    def add_passed(self, number: int, fd: int) -> Array:
-        """Maps a block of a third process for one message, and returns its array, as `lend` does.
+    def add_passed(self, number: int, fd: int) -> None:
+        """Maps a block of a third process; the caller closes the descriptor.
 
         Raises:
             WireError: The descriptor is no sealed block.
             OSError: This process can't map it now.
         """
         size = _check_file(number, fd).st_size
-        # Only a private mapping leaves the memory of other processes as it is.
-        kind = mmap.MAP_PRIVATE if self._writable else mmap.MAP_SHARED
-        root = _map(number, fd, size, kind, self._protection)
+        self._passed[number] = _map(number, fd, size, mmap.PROT_READ)
+
+    def lend_passed(self, number: int) -> Array | None:
+        """As `lend`, for a block of a third process; None if it is not mapped here."""
+        memory = self._passed.get(number)
+        if memory is None:
+            return None
+        root: Array = np.frombuffer(memory.data, np.uint8)
         self._views.add(root, number, named=False)
         return root
 
@@ -416,7 +474,7 @@ class Mappings:
     def find(self, array: Array) -> tuple[int, int] | None:
         """Number of the lent block in which an array lies, and the offset there; None for other arrays.
 
-        Also for those in a block of a third process: what a worker writes there stays its own.
+        Also for those in a block of a third process.
         """
         base: object = array
         while base is not None:
@@ -434,6 +492,7 @@ class Mappings:
     def drop(self, number: int) -> None:
         """Drops a block that the peer has freed."""
         self._maps.pop(number, None)
+        self._passed.pop(number, None)
 
     def take_released(self, most: int) -> list[int]:
         """Takes at most `most` numbers of blocks to be returned now."""
@@ -465,6 +524,7 @@ class Mappings:
     def close(self) -> None:
         """Drops all blocks; memory is freed with its last view."""
         self._maps.clear()
+        self._passed.clear()
 
 
 def _check_file(number: int, fd: int) -> os.stat_result:
@@ -478,9 +538,9 @@ def _check_file(number: int, fd: int) -> os.stat_result:
         raise WireError(f"block {number} can't be mapped: {error}") from None
 
 
-def _map(number: int, fd: int, size: int, kind: int, protection: int) -> Array:
+def _map(number: int, fd: int, size: int, protection: int) -> Array:
     try:
-        memory: Array = np.frombuffer(mmap.mmap(fd, size, kind, protection), np.uint8)
+        memory: Array = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED, protection), np.uint8)
     except (ValueError, OverflowError) as error:
         raise WireError(f"block {number} can't be mapped: {error}") from None
     return memory

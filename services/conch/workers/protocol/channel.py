@@ -6,7 +6,7 @@ A message is one packet; the codec tells what its fields say.
     part               contents
     =================  =========================================================================
     header             28 bytes, see `HEADER`; the same in all versions, so that HELLO can be read
-    passed, if flagged count, 4 bytes; for each block of a third process the number that it is returned by
+    passed, if flagged count, 4 bytes; for each block of a third process that it lends its number, 4 bytes
     returned blocks    for each: its number, 4 bytes
     texts, if flagged  count, 4 bytes; for each its number, 4 bytes; then the new ones: length, bytes
     fields             depend on the kind
@@ -66,9 +66,6 @@ RETURNED = 1 << 31
 
 MOST_RELEASED = 255
 
-MOST_PASSED = 62
-"""Blocks of third processes that come with a message."""
-
 
 class WireError(Exception):
     """A malformed message; its sender can't be trusted any more."""
@@ -117,6 +114,7 @@ class Kind(IntEnum):
     MODEL = 37  # C, of a model: JSON: its name and version
     STATE = 38  # F: JSON: what its clients have caused
     DRAIN = 39  # C: all connections are to end
+    BLOCK = 40  # S, C: a block of a third process, as new block of the message
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -144,7 +142,7 @@ OUTLINE = 2
 TEXTS = 4
 """Flag: the message has texts."""
 PASSED = 8
-"""Flag: blocks of third processes come with it; their descriptors are the last ones of the message."""
+"""Flag: it lends blocks of third processes."""
 RESET = 1 << 31
 """Set in the count of texts: the receiver forgets all before."""
 
@@ -292,7 +290,7 @@ class Message:
         data: Bytes of small tensors.
         block: Number of the block that comes with it; 0 for none.
         flags: Of the header.
-        passed: Numbers of third processes' blocks that come with it.
+        passed: Numbers of third processes' blocks that it lends.
         released: Numbers of returned blocks.
         numbers: Numbers of its texts.
         contents: Bytes of the new ones.
@@ -415,7 +413,7 @@ def encode(
         new_block: Whether the block's descriptor comes with it.
         released: Numbers of returned blocks.
         texts: Its texts, encoded.
-        passed: Numbers of third processes' blocks that come with it.
+        passed: Numbers of third processes' blocks that it lends.
     """
     length = len(texts) + len(fields)
     flags = (NEW_BLOCK if new_block else 0) | (TEXTS if texts else 0) | (PASSED if passed else 0)
@@ -490,7 +488,7 @@ READ_TIMEOUT_S = 20.0
 """Time without progress after which a peer counts as not reading."""
 
 _LOOK_S = 0.25
-_MOST_FDS = 2 + MOST_PASSED  # with a message's file and its new block
+_MOST_FDS = 4
 _STAT_BLOCK = 512
 _WAITING_COSTS = 512  # bytes of a queued message besides its content
 _STEP = 4 << 20

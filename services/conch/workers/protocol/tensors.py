@@ -40,11 +40,11 @@ from conch.workers.protocol.channel import (
     BUFFER_BYTES,
     MOST_INLINE,
     MOST_PACKET,
-    MOST_PASSED,
     MOST_RELEASED,
     NEW_BLOCK,
     OUTLINE,
     RETURNED,
+    ChannelClosedError,
     Kind,
     Message,
     PacketChannel,
@@ -71,10 +71,10 @@ _MOST_LAYOUTS = 512
 _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
-_NO_BLOCK = 0, 0, False
+_LEAST_PASSED = 256 * 1024
+"""Fewer bytes of a third process's block are copied, which costs no more than to lend it."""
 
-_MOST_COPIED = 16 * 1024
-"""Tensors in a block that could be passed on are copied if they have at most so many bytes together."""
+_NO_BLOCK = 0, 0, False
 
 _MOST_FIELDS = MOST_PACKET - MOST_INLINE
 """More bytes of fields and small tensors may have to travel in a file, once texts and padding are added."""
@@ -420,7 +420,6 @@ def _pack_block(
     pool: Pool,
     described: Mapping[int, Place],
     mappings: Mappings | None,
-    passing: type[BlockTensor] | None,
 ) -> None:
     """Copies tensors into one block, except those that stay where they are.
 
@@ -430,9 +429,8 @@ def _pack_block(
         layouts: The layout of each list, or the common one.
         size: Bytes of all tensors.
         pool: Provides the block.
-        described: Places of tensors on GPUs, by identity.
+        described: Places of tensors on GPUs or passed on, by identity.
         mappings: The receiver's blocks, if tensors in them may stay there.
-        passing: Tensors of this class may stay in blocks of third processes.
 
     Raises:
         OSError: There is no memory for a block.
@@ -440,8 +438,6 @@ def _pack_block(
     """
     count = sum(map(len, lists))
     stays = dict(described)
-    if passing is not None:
-        stays.update(_pass_on(payload, lists, passing, pool))
     for tensor in itertools.chain.from_iterable(lists):
         place = stays.get(id(tensor))
         if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
@@ -469,24 +465,17 @@ def _pack_block(
     payload.bytes_copied = offset
 
 
-def _pass_on(
-    payload: Payload, lists: Sequence[Collection[Tensor]], passing: type[BlockTensor], pool: Pool
-) -> dict[int, Place]:
-    """Passes on blocks that have enough of the tensors; returns the places of those, by identity."""
-    found: dict[MappedBlock, list[BlockTensor]] = {}
+def _blocks_of(
+    lists: Sequence[Collection[Tensor]], passing: type[BlockTensor] | None
+) -> dict[MappedBlock, list[tuple[Tensor, int]]]:
+    """The tensors of a class by their blocks, with their offsets there."""
+    found: dict[MappedBlock, list[tuple[Tensor, int]]] = {}
+    if passing is None:
+        return found
     for tensor in itertools.chain.from_iterable(lists):
         if isinstance(tensor, passing) and tensor.origin is not None:
-            found.setdefault(tensor.origin.block, []).append(tensor)
-    places: dict[int, Place] = {}
-    for block, tensors in found.items():
-        if len(payload.passed) == MOST_PASSED or sum(each.nbytes for each in tensors) <= _MOST_COPIED:
-            continue
-        passed = pool.pass_on(block, [*tensors])
-        payload.passed.append(passed)
-        for tensor in tensors:
-            assert tensor.origin is not None, "only those with one were found"
-            places[id(tensor)] = Place(passed.number, tensor.origin.offset, tensor.nbytes)
-    return places
+            found.setdefault(tensor.origin.block, []).append((tensor, tensor.origin.offset))
+    return found
 
 
 def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
@@ -716,7 +705,7 @@ class ReceivedMessage(Message):
         stream, source = self.stream, place.source
         if stream.in_worker:
             if source in self.others:
-                return ReceivedTensor(name, datatype, shape, memory)
+                return Tensor(name, datatype, shape, memory)
             tensor = LentTensor(name, datatype, shape, memory)
             tensor.block, tensor.offset = source, place.offset
             return tensor
@@ -832,7 +821,8 @@ class MessageStream:
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:
                 mappings = self.mappings if returned else None
-                _pack_block(payload, lists, layouts, size, self.pool, described, mappings, passing)
+                stays = {**described, **self._pass_on(payload, lists, passing)}
+                _pack_block(payload, lists, layouts, size, self.pool, stays, mappings)
                 return payload
             parts = payload.data
             for index, tensors in enumerate(lists):
@@ -851,6 +841,37 @@ class MessageStream:
             self.discard(payload)
             raise
         return payload
+
+    def _pass_on(
+        self, payload: Payload, lists: Sequence[Collection[Tensor]], passing: type[BlockTensor] | None
+    ) -> dict[int, Place]:
+        """Lends blocks that have enough of the tensors; returns the places of those, by identity."""
+        places: dict[int, Place] = {}
+        for block, tensors in _blocks_of(lists, passing).items():
+            if sum(tensor.nbytes for tensor, _ in tensors) < _LEAST_PASSED:
+                continue
+            passed = self.pool.pass_on(block, [tensor for tensor, _ in tensors])
+            if passed is None:
+                continue
+            if not passed.sent and not self._introduce(passed, block):
+                self.pool.take_back(passed)
+                continue
+            payload.passed.append(passed)
+            for tensor, offset in tensors:
+                places[id(tensor)] = Place(passed.number, offset, tensor.nbytes)
+        return places
+
+    def _introduce(self, passed: PassedBlock, block: MappedBlock) -> bool:
+        """Sends a block's descriptor; False if that is not possible now."""
+        message = encode(Kind.BLOCK, 0, b"", (), passed.number, block.memory.nbytes, True)
+        with self.channel.lock:  # another thread may just be sending it
+            try:
+                if not passed.sent:
+                    self.channel.send([message], (block.fd,))
+                    passed.sent = True
+            except (ChannelClosedError, OSError):
+                pass  # the tensors are copied
+        return passed.sent
 
     def send(
         self,
@@ -891,28 +912,27 @@ class MessageStream:
                 channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
             place = _NO_BLOCK if block is None else (block.number, block.size, block.fd >= 0)
-            passed = [] if payload is None else payload.passed
-            numbers = [each.number for each in passed] if passed else ()
+            passed = (
+                [each.number for each in payload.passed] if payload is not None and payload.passed else ()
+            )
             if large or not all_texts:
                 encoded = encode_texts(all_texts)
-                packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
-                self._post(packet, block, passed)
+                self._post(encode(kind, subject, fields, data, *place, released, encoded, passed), block)
                 return
             with channel.lock:
                 if self._numbering:
                     encoded = encode_texts(all_texts)
-                    packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
-                    self._post(packet, block, passed)
+                    self._post(encode(kind, subject, fields, data, *place, released, encoded, passed), block)
                     return
                 self._numbering = True
                 try:
                     known = sent.encoded.get(all_texts)
                     encoded = self._encode_new(all_texts, data) if known is None else known
-                    packet = encode(kind, subject, fields, data, *place, released, encoded, numbers)
-                    if block is None and not passed:
+                    packet = encode(kind, subject, fields, data, *place, released, encoded, passed)
+                    if block is None:
                         channel.send([packet])
                     else:
-                        self._post(packet, block, passed)
+                        self._post(packet, block)
                 except BaseException:  # raised again
                     sent.forget()
                     raise
@@ -929,16 +949,15 @@ class MessageStream:
         padded = sum(map(len, texts)) + 8 * (len(texts) + len(data)) > _MOST_NEW_TEXTS
         return encode_texts(texts) if padded else self._sent.encode(texts)
 
-    def _post(self, packet: bytes, block: Block | None, passed: Sequence[PassedBlock]) -> None:
-        """Sends a packet with the descriptors of passed blocks, and that of its own block the first time."""
-        others = [each.block.fd for each in passed]
+    def _post(self, packet: bytes, block: Block | None) -> None:
+        """Sends a packet, and the descriptor of its block the first time."""
         if block is None or block.fd < 0:
-            self.channel.send([packet], others)
+            self.channel.send([packet])
             return
         # The other side may return the block, and another thread reuse it, before this thread continues.
         fd, block.fd = block.fd, -1
         try:
-            self.channel.send([packet], (fd, *others))
+            self.channel.send([packet], (fd,))
         except BaseException:  # raised again
             block.fd = fd
             raise
@@ -992,7 +1011,7 @@ class MessageStream:
             try:
                 message = ReceivedMessage(packet)
                 failure = self._map(message, fds) if message.flags & (NEW_BLOCK | OUTLINE) else None
-                message.others = self._map_passed(message, fds) if message.passed else _NO_OTHERS
+                message.others = self._lend_passed(message) if message.passed else _NO_OTHERS
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -1013,7 +1032,7 @@ class MessageStream:
                 except IndexError:
                     raise WireError(f"there is no text {max(message.numbers)}") from None
             kind = message.kind
-            if kind is Kind.RELEASE or kind is Kind.DROP or kind is Kind.UNMAPPED:
+            if kind is Kind.RELEASE or kind is Kind.DROP or kind is Kind.UNMAPPED or kind is Kind.BLOCK:
                 self._take_blocks(message)
                 self.mark_handled()
                 continue
@@ -1037,6 +1056,8 @@ class MessageStream:
             if self.in_worker:
                 self.tidy()
             return
+        if message.kind is Kind.BLOCK:
+            return  # it is mapped, or asked for again by `UNMAPPED`
         for number in decode_numbers(message.fields):
             if message.kind is Kind.DROP:
                 self.mappings.drop(number)
@@ -1052,38 +1073,38 @@ class MessageStream:
         error = unmapped_error()
         if message.new_block and fds:
             try:
+                if message.kind is Kind.BLOCK:
+                    self._check_passing()
+                    self.mappings.add_passed(message.block, fds[0])
+                    return None
                 self.mappings.add(message.block, message.block_size, fds[0])
                 return None
             except OSError as failed:
                 error = unmapped_error(str(failed))
         elif message.new_block and not self.channel.fds_lost:
             raise WireError("a new block has come without its descriptor")
-        if message.block:
+        if message.block and message.kind is not Kind.BLOCK:
             self.channel.send([encode(Kind.UNMAPPED, 0, encode_numbers([message.block]))])
         return error
 
-    def _map_passed(self, message: ReceivedMessage, fds: Sequence[int]) -> dict[int, Array | UnmappedError]:
-        """Maps the blocks of third processes that come with a message, or returns them.
+    def _lend_passed(self, message: ReceivedMessage) -> dict[int, Array | UnmappedError]:
+        """The memory of third processes' blocks that a message lends; those that are not there are returned.
 
         Raises:
-            WireError: This side gets none, one is no block, or a descriptor is missing.
+            WireError: This side gets none.
         """
-        if not (self.in_worker or self.trusted) or len(set(message.passed)) < len(message.passed):
-            raise WireError("a message comes with blocks that it can't have")
+        self._check_passing()
         found: dict[int, Array | UnmappedError] = {}
-        left = fds[1:] if message.new_block else fds
-        for index, number in enumerate(message.passed):
-            try:
-                if not message.outline and index < len(left):
-                    found[number] = self.mappings.add_passed(number, left[index])
-                    continue
-                if not self.channel.fds_lost and not message.outline:
-                    raise WireError(f"block {number} has come without its descriptor")
-                found[number] = unmapped_error()
-            except OSError as error:
-                found[number] = unmapped_error(str(error))
-            self.mappings.queue_release(number, at_once=True)
+        for number in message.passed:
+            memory = None if message.outline else self.mappings.lend_passed(number)
+            if memory is None:
+                self.channel.send([encode(Kind.UNMAPPED, 0, encode_numbers([number]))])
+            found[number] = unmapped_error() if memory is None else memory
         return found
+
+    def _check_passing(self) -> None:
+        if not (self.in_worker or self.trusted):
+            raise WireError("a worker passes on no blocks")
 
     def interrupted(self) -> bool:
         """True if a received message was not marked as handled, after `receive` has failed."""

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from tests.support.clocks import Clock
 from tests.support.workers import arrived
 
 from conch.core.tensor import Array, Tensor
-from conch.workers.protocol import channel
-from conch.workers.protocol.blocks import MOST_LENT, Mappings
+from conch.workers.protocol import blocks, channel
+from conch.workers.protocol.blocks import IDLE_NS, Mappings, Pool
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, encode
 from conch.workers.protocol.tensors import (
     BlockTensor,
@@ -72,7 +73,7 @@ def inputs(*arrays: Array) -> list[list[Tensor]]:
     return [[Tensor.from_array("IN", array)] for array in arrays]
 
 
-def test_a_worker_reads_a_fronts_block_and_writes_to_its_own_copy() -> None:
+def test_a_worker_reads_a_fronts_block() -> None:
     with opened() as pair:
         (link, front), (core, worker) = pair(False), pair(True)
         ((given_tensor,),) = received = move(front, link, inputs(LARGE))
@@ -84,12 +85,13 @@ def test_a_worker_reads_a_fronts_block_and_writes_to_its_own_copy() -> None:
         ((read,),) = worker.receive().lists(1)
         array = read.numpy()
         assert np.array_equal(array, LARGE)
-        array[:] = -1
-        assert np.array_equal(given_tensor.numpy(), LARGE)
+        assert not read.writable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
 
-        # What it sends back of its private memory is copied, so the core sees what it has written.
+        # The core knows the block by the front's number, so what lies there goes back as a copy.
         ((output,),) = move(worker, core, [[Tensor.from_array("OUT", array[:50_000])]])
-        assert np.all(output.numpy() == -1)
+        assert np.array_equal(output.numpy(), LARGE[:50_000])
         del payload, received, given_tensor
         tell(link, front)
         assert front.pool.lent == 1  # the worker still has it
@@ -163,45 +165,68 @@ def test_blocks_of_a_worker_that_dies_are_returned() -> None:
         refused = core.pack(move(front, link, inputs(LARGE)), passing=PASSING)
         with pytest.raises(ChannelClosedError):
             core.send(Kind.EXECUTE, 0, payload=refused)
+        del refused
         core.close()
         tell(link, front)
         assert front.pool.lent == 0
         assert np.array_equal(sent[0][0].numpy(), LARGE)
 
 
-def test_with_many_blocks_lent_a_tensor_is_copied() -> None:
+def test_a_block_is_mapped_once_and_dropped_with_its_makers() -> None:
     with opened() as pair:
         (link, front), (core, worker) = pair(False), pair(True)
-        ((tensor,),) = move(front, link, inputs(LARGE))
-        read = [move(core, worker, [[tensor]], PASSING) for _ in range(MOST_LENT + 2)]
-        assert core.pool.lent == MOST_LENT
+        clock = Clock()
+        front.pool = Pool(clock)
+        for value in range(5):
+            array = np.full(LARGE.size, value, np.float32)
+            ((read,),) = move(core, worker, move(front, link, inputs(array)), PASSING)
+            assert np.array_equal(read.numpy(), array)
+            assert worker.mappings.passed == 1
+            del read
+            tell(worker, core)
+            tell(link, front)
+        clock.now = 2 * IDLE_NS
+        front.pool.tidy()
+        tell(front, link)
+        tell(core, worker)
+        assert worker.mappings.passed == 0
+
+
+def test_beyond_so_many_blocks_tensors_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MOST_PASSED_ON", 2)
+    with opened() as pair:
+        (link, front), (core, worker) = pair(False), pair(True)
+        received = [move(front, link, inputs(LARGE)) for _ in range(3)]
+        read = [move(core, worker, each, PASSING) for each in received]
+        assert (worker.mappings.passed, core.pool.lent) == (2, 1)
         assert all(np.array_equal(each.numpy(), LARGE) for ((each,),) in read)
 
 
-def test_a_block_that_can_not_be_mapped_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with a message in a file that can't be read."""
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_block_that_can_not_be_mapped_is_returned(monkeypatch: pytest.MonkeyPatch, in_file: bool) -> None:
+    """Then it is sent again; also if the message that lends it is in a file that can't be read."""
     with opened() as pair:
         (link, front), (core, worker) = pair(False), pair(True)
-        for parts in ({}, {"_read_outline": lambda packet, fds: packet}):
-            received = move(front, link, inputs(LARGE))
-            payload = core.pack(received, passing=PASSING)
-            padding = b"x" * channel.MOST_PACKET if parts else b""
-            with monkeypatch.context() as patched:
-                patched.setattr(Mappings, "add_passed", _no_descriptors)
-                for name, value in parts.items():
-                    patched.setattr(channel, name, value)
-                core.send(Kind.EXECUTE, 0, payload=payload, texts=[padding])
-                message = worker.receive()
-            if parts:
-                assert message.kind is Kind.LOST
+        with monkeypatch.context() as patched:
+            if in_file:
+                patched.setattr(channel, "_read_outline", lambda packet, fds: packet)
             else:
-                message.seek(0, 1)
-                assert message.lists(1) == [[]]
-                assert isinstance((message.unreachable or {})[0], UnmappedError)
-            del received, payload, message
-            tell(worker, core)
-            tell(link, front)
-            assert (front.pool.lent, core.pool.lent) == (0, 0)
+                patched.setattr(Mappings, "add_passed", _no_descriptors)
+            payload = core.pack(move(front, link, inputs(LARGE)), passing=PASSING)
+            core.send(Kind.EXECUTE, 0, payload=payload, texts=[b"x" * channel.MOST_PACKET * in_file])
+            message = worker.receive()
+        if in_file:
+            assert message.kind is Kind.LOST
+        else:
+            message.seek(0, 1)
+            assert message.lists(1) == [[]]
+            assert isinstance((message.unreachable or {})[0], UnmappedError)
+        del payload, message
+        tell(worker, core)
+        tell(link, front)
+        assert front.pool.lent == 0
+        ((read,),) = move(core, worker, move(front, link, inputs(LARGE)), PASSING)
+        assert np.array_equal(read.numpy(), LARGE)
 
 
 def _no_descriptors(mappings: Mappings, number: int, fd: int) -> Array:
@@ -211,8 +236,7 @@ def _no_descriptors(mappings: Mappings, number: int, fd: int) -> Array:
 @pytest.mark.parametrize(
     ("packet", "in_worker"),
     [
-        pytest.param(encode(Kind.EXECUTE, passed=(1,)), True, id="no descriptor"),
-        pytest.param(encode(Kind.EXECUTE, passed=(1, 1)), True, id="the same twice"),
+        pytest.param(encode(Kind.BLOCK, 0, b"", (), 1, 4096, True), True, id="no descriptor"),
         pytest.param(encode(Kind.DONE, passed=(1,)), False, id="from a worker"),
         pytest.param(encode(Kind.EXECUTE, passed=(1,))[:30], True, id="cut"),
     ],
