@@ -1,7 +1,7 @@
 """What requests cost with front processes: `python -m bench.fronts`, see docs/internals/cores.md.
 
 CPU time by process, requests per second and the median of each load, with none, one and two fronts. A round
-has a server for each number of fronts. The load generator is h2load, with one thread, or `conch perf` without it.
+has a server for each number of fronts. The load generator is h2load with one thread, or else `conch perf`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from conch.protocol import inference_pb2 as messages
 FRONTS = (0, 1, 2)
 MODELS = {"process": "identity_fp32", "worker": "identity_worker"}
 HEADER = (
-    "| load | model in | fronts | core µs | fronts µs | workers µs | generator µs | requests/s | limit/s | p50 µs |\n"
+    "| load | model in | fronts | core µs | fronts µs | workers µs | generator µs "
+    "| requests/s | limit/s | p50 µs |\n"
     "|---|---|" + "---:|" * 8
 )
 
@@ -142,9 +143,12 @@ def measure(server: Server, load: Load, model: str, body: Path) -> Costs:
         before, generator, counted = _cpu_s(server), _generator_s(), probe.successes(model)
         rate, p50_us = run(load.requests)
         spent = [after - then for after, then in zip(_cpu_s(server), before, strict=True)]
-        spent.append(_generator_s() - generator)
+        generator = _generator_s() - generator
         requests = probe.successes(model) - counted
-    return Costs(*(1e6 * each / requests for each in spent), rate, p50_us)
+    if has_h2load and requests != load.requests:  # it looks at the HTTP status only
+        raise SystemExit(f"bench.fronts: {load.requests - requests} of {load.requests} requests failed")
+    core, fronts, workers, generator = [1e6 * each / requests for each in (*spent, generator)]
+    return Costs(core, fronts, workers, generator, rate, p50_us)
 
 
 def _round(

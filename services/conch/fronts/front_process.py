@@ -352,7 +352,8 @@ class Front:
         self, model: tuple[str, str], queued: Sequence[tuple[InferenceRequest, UnaryRpc, int, Buffer]]
     ) -> None:
         requests = [each[0] for each in queued]
-        payload = self._stream.pack([request.inputs.values() for request in requests])
+        # Workers of a model can read the whole block, so it never has the tensors of another one.
+        payload = self._stream.pack([request.inputs.values() for request in requests], owner=model)
         try:
             fields, texts = codec.encode_requests(requests, numbers=[each[2] for each in queued], model=model)
         except BaseException:

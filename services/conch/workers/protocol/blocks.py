@@ -130,13 +130,15 @@ class Block:
         fd: Its descriptor until the peer has it; then -1.
         holds: Messages that lend it, and views of tensors that came back in it.
         idle_since: Monotonic time at which it was returned.
+        owner: What it is used for.
     """
 
-    __slots__ = ("fd", "holds", "idle_since", "memory", "number", "size")
+    __slots__ = ("fd", "holds", "idle_since", "memory", "number", "owner", "size")
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, size: int, owner: object = None) -> None:
         self.number = number
         self.size = size
+        self.owner = owner
         self.fd = os.memfd_create("conch-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
@@ -170,7 +172,7 @@ class Pool:
         self._blocks: dict[int, Block] = {}
         self._passed: dict[int, PassedBlock] = {}
         self._passed_of: dict[int, PassedBlock] = {}  # by the identity of their blocks
-        self._idle: dict[int, list[Block]] = {}
+        self._idle: dict[tuple[int, object], list[Block]] = {}
         self._idle_bytes = 0
         self._idle_count = 0
         self._next = 1
@@ -194,8 +196,12 @@ class Pool:
         """The number of blocks."""
         return len(self._blocks)
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int, owner: object = None) -> Block:
         """Takes a block for `nbytes`, with one hold.
+
+        Args:
+            nbytes: Size of the tensors.
+            owner: A block is only used again for the same one.
 
         Raises:
             OSError: Memory or descriptors are exhausted.
@@ -203,14 +209,16 @@ class Pool:
         self._settle()
         size = block_size(nbytes)
         with self._lock:
-            idle = self._idle.get(size)
+            idle = self._idle.get((size, owner))
             if idle:
                 block = idle.pop()
+                if not idle:  # clients may make up any number of owners
+                    del self._idle[size, owner]
                 self._idle_bytes -= size
                 self._idle_count -= 1
             else:
                 number = self._number()
-                block = self._blocks[number] = Block(number, size)
+                block = self._blocks[number] = Block(number, size, owner)
             block.holds = 1
             return block
 
@@ -270,7 +278,7 @@ class Pool:
             self._give_back(number)
             if block is None or block.holds:
                 return
-            idle = self._idle[block.size]
+            idle = self._idle.get((block.size, block.owner), [])
             if block in idle:  # else it is freed already
                 idle.remove(block)
                 self._idle_bytes -= block.size
@@ -356,21 +364,24 @@ class Pool:
         if block.holds:
             return
         block.idle_since = self._clock()
-        self._idle.setdefault(block.size, []).append(block)
+        self._idle.setdefault((block.size, block.owner), []).append(block)
         self._idle_bytes += block.size
         self._idle_count += 1
         self._trim(block.idle_since)
 
     def _trim(self, now: int) -> None:
-        for size, idle in self._idle.items():
+        for key, idle in list(self._idle.items()):
             # The front is the oldest: `take` pops from the back.
             while idle and (
                 now - idle[0].idle_since > IDLE_NS
                 or self._idle_bytes > self._most_idle
                 or self._idle_count > MOST_IDLE
             ):
-                self._idle_bytes -= size
-                self._drop(idle.pop(0))
+                block = idle.pop(0)
+                self._idle_bytes -= block.size
+                self._drop(block)
+            if not idle:
+                del self._idle[key]
 
     def _drop(self, block: Block) -> None:
         block.sent()

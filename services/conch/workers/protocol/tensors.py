@@ -26,7 +26,8 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -417,7 +418,7 @@ def _pack_block(
     lists: Sequence[Collection[Tensor]],
     layouts: Sequence[Description],
     size: int,
-    pool: Pool,
+    take: Callable[[int], Block],
     described: Mapping[int, Place],
     mappings: Mappings | None,
 ) -> None:
@@ -428,7 +429,7 @@ def _pack_block(
         lists: The tensors.
         layouts: The layout of each list, or the common one.
         size: Bytes of all tensors.
-        pool: Provides the block.
+        take: Provides the block.
         described: Places of tensors on GPUs or passed on, by identity.
         mappings: The receiver's blocks, if tensors in them may stay there.
 
@@ -453,7 +454,7 @@ def _pack_block(
             place = stays.get(id(tensor)) if stays else None
             if place is None:
                 if block is None:
-                    block = payload.block = pool.take(size + _ALIGNMENT * count)
+                    block = payload.block = take(size + _ALIGNMENT * count)
                 place = Place(block.number, offset, _write(tensor, block.memory, offset))
                 offset += place.nbytes + -place.nbytes % _ALIGNMENT
             parts.append(place.encode())
@@ -782,6 +783,7 @@ class MessageStream:
         on_device: bool = False,
         returned: bool = False,
         passing: type[BlockTensor] | None = None,
+        owner: object = None,
     ) -> Payload:
         """Places the tensors of a message; the payload must be sent or discarded.
 
@@ -790,6 +792,7 @@ class MessageStream:
             on_device: Tensors on GPUs may stay there.
             returned: Tensors in blocks of the other side may stay there: no later write happens.
             passing: Tensors of this class may stay in blocks of third processes.
+            owner: Blocks are only used again for the same one.
 
         Raises:
             OSError: No memory.
@@ -822,7 +825,8 @@ class MessageStream:
             if not inline:
                 mappings = self.mappings if returned else None
                 stays = {**described, **self._pass_on(payload, lists, passing)}
-                _pack_block(payload, lists, layouts, size, self.pool, stays, mappings)
+                take = partial(self.pool.take, owner=owner)
+                _pack_block(payload, lists, layouts, size, take, stays, mappings)
                 return payload
             parts = payload.data
             for index, tensors in enumerate(lists):

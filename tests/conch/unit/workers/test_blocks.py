@@ -91,6 +91,15 @@ def test_a_block_is_used_again_when_it_has_been_given_back() -> None:
     pool.close()
 
 
+def test_a_block_is_used_again_for_its_owner_only() -> None:
+    pool = Pool()
+    block = pool.take(1, "one")
+    pool.give_back(block.number)
+    assert pool.take(1, "another") is not block
+    assert pool.take(1, "one") is block
+    pool.close()
+
+
 def test_idle_blocks_beyond_the_cap_and_old_ones_are_dropped() -> None:
     clock = Clock()
     pool = Pool(clock, most_idle=2 * LEAST_BYTES)

@@ -122,7 +122,7 @@ def test_a_front_reads_a_workers_block() -> None:
         assert worker.pool.lent == 0
 
 
-@given(some.lists(some.tuples(some.integers(0, 1), some.integers(1, 40_000)), min_size=1, max_size=12))
+@given(some.lists(some.tuples(some.integers(0, 1), some.integers(1, 100_000)), min_size=1, max_size=12))
 def test_a_batch_has_the_bytes_of_each_of_its_requests(requests: list[tuple[int, int]]) -> None:
     """Requests of two fronts, large and small, in blocks and in messages, some of them together."""
     with opened() as pair:
