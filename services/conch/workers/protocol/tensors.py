@@ -72,7 +72,7 @@ _MOST_LAYOUTS = 512
 _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
-_LEAST_PASSED = 256 * 1024
+LEAST_PASSED = 128 * 1024
 """Fewer bytes of a third process's block are copied, which costs no more than to lend it."""
 
 _NO_BLOCK = 0, 0, False
@@ -852,7 +852,7 @@ class MessageStream:
         """Lends blocks that have enough of the tensors; returns the places of those, by identity."""
         places: dict[int, Place] = {}
         for block, tensors in _blocks_of(lists, passing).items():
-            if sum(tensor.nbytes for tensor, _ in tensors) < _LEAST_PASSED:
+            if sum(tensor.nbytes for tensor, _ in tensors) < LEAST_PASSED:
                 continue
             passed = self.pool.pass_on(block, [tensor for tensor, _ in tensors])
             if passed is None:
