@@ -72,9 +72,6 @@ _MOST_LAYOUTS = 512
 _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
-LEAST_PASSED = 128 * 1024
-"""Fewer bytes of a third process's block are copied, which costs no more than to lend it."""
-
 _NO_BLOCK = 0, 0, False
 
 _MOST_FIELDS = MOST_PACKET - MOST_INLINE
@@ -852,8 +849,8 @@ class MessageStream:
         """Lends blocks that have enough of the tensors; returns the places of those, by identity."""
         places: dict[int, Place] = {}
         for block, tensors in _blocks_of(lists, passing).items():
-            if sum(tensor.nbytes for tensor, _ in tensors) < LEAST_PASSED:
-                continue
+            if sum(tensor.nbytes for tensor, _ in tensors) <= MOST_INLINE:
+                continue  # to copy them costs less
             passed = self.pool.pass_on(block, [tensor for tensor, _ in tensors])
             if passed is None:
                 continue
