@@ -20,7 +20,9 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
+from tests.support.hazards import fronts_of
 from tests.support.metrics import Samples, scrape
+from tests.support.parts import part_of, parts_request, write_parts
 from tests.support.sequence_models import write_sums
 from tests.support.servers import (
     WAIT_S,
@@ -28,7 +30,6 @@ from tests.support.servers import (
     ServerProcess,
     eventually,
     serving_process,
-    write_model,
     write_probe,
 )
 from tests.support.sharing import in_region, register_request, shared_object
@@ -54,46 +55,25 @@ _WIDTHS = (1, 500, 20_000)
 _SIZES = (4, 1_000, 30_000, 150_000)
 """Elements of tensors that travel in messages, and in blocks."""
 
-_PARTS_MODEL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            first, count, width = request.inputs()[0].as_numpy().tolist()
-            sender = request.get_response_sender()
-            for number in range(first, first + count):
-                out = pb_utils.Tensor("OUT", np.full(width, number, np.int32))
-                sender.send(pb_utils.InferenceResponse([out]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-_PARTS_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_INT32 dims: [ 3 ] }
-    output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
-    model_transaction_policy { decoupled: true }
-"""
 _PLACED = 'dynamic_batching {{ }} parameters {{ key: "CONCH_PLACEMENT" value {{ string_value: "{}" }} }}'
 
 
 def _write_models(repository: Path) -> None:
     for placement in ("in_process", "worker"):
         write_probe(repository, placement, _PLACED.format(placement))
-    write_model(repository, "parts", _PARTS_CONFIG, {"model.py": _PARTS_MODEL})
+    write_parts(repository)
     write_sums(repository, "sums", "oldest")
 
 
-def _request(model: str, values: NDArray[Any], datatype: str = "FP32") -> Any:
+def _request(model: str, values: NDArray[Any]) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[values.tobytes()])
-    request.inputs.add(name="IN", datatype=datatype, shape=values.shape)
+    request.inputs.add(name="IN", datatype="FP32", shape=values.shape)
     request.outputs.add(name="OUT")
     return request
 
 
-def _output(response: Any, dtype: Any = np.float32) -> NDArray[Any]:
-    return np.frombuffer(response.raw_output_contents[0], dtype)
+def _output(response: Any) -> NDArray[Any]:
+    return np.frombuffer(response.raw_output_contents[0], np.float32)
 
 
 class _Wrong(Exception):
@@ -275,12 +255,9 @@ def _streams(client: _Client) -> None:
         first = int(client.random.integers(1 << 20))
         width = int(client.random.choice(_WIDTHS))
         wanted = iter(range(first, first + _PARTS))
-        request = _request("parts", np.array([first, _PARTS, width], np.int32), "INT32")
-        for response in client.raw.stream([request]):
-            _expect(not response.error_message, response.error_message)
-            values = _output(response.infer_response, np.int32)
+        for response in client.raw.stream([parts_request(first, _PARTS, width)]):
             number = next(wanted, None)
-            _expect(values.size == width and set(values.tolist()) == {number}, f"{values} for {number}")
+            _expect(part_of(response) == (number, width), f"{part_of(response)} for {number}")
         _expect(next(wanted, None) is None, "a stream ends early")
         client.count()
 
@@ -346,13 +323,13 @@ def _held(core: psutil.Process) -> _Held:
     return _Held(core.memory_info().rss, core.num_fds(), core.num_threads(), blocks)
 
 
-def _fronts(core: psutil.Process) -> list[psutil.Process]:
+def _busy_fronts(server: ServerProcess) -> list[psutil.Process]:
     """Processes of fronts that have connections."""
     found = []
-    for child in core.children():
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "conch.fronts.front_process" in child.cmdline() and child.net_connections():
-                found.append(child)
+    for front in fronts_of(server):
+        with suppress(psutil.NoSuchProcess):
+            if front.net_connections():
+                found.append(front)
     return found
 
 
@@ -360,9 +337,9 @@ def _total(found: Samples, name: str) -> float:
     return sum(value for (each, _), value in found.items() if each == name)
 
 
-def _kill_one(core: psutil.Process, clients: _Clients, dice: random.Random) -> set[tuple[int, int]]:
+def _kill_one(server: ServerProcess, clients: _Clients, dice: random.Random) -> set[tuple[int, int]]:
     """Kills a front; the connections that end with it, or may."""
-    victim = dice.choice(eventually(lambda: _fronts(core), "fronts have connections"))
+    victim = dice.choice(eventually(lambda: _busy_fronts(server), "fronts have connections"))
     victim.suspend()  # nobody comes or leaves meanwhile
     eventually(lambda: victim.status() == psutil.STATUS_STOPPED, "it is stopped")
     doomed = clients.unproven()
@@ -386,7 +363,7 @@ def test_front_kills(tmp_path: Path, grpc_is_warm: None) -> None:
             for kill in range(1, KILLS + 1):
                 if dice.random() > _HURRIES:
                     eventually(lambda: _all_serve(server), "all serve again")
-                doomed |= _kill_one(core, clients, dice)
+                doomed |= _kill_one(server, clients, dice)
                 clients.wait_for_more()
                 if kill % _REPORT_EVERY == 0:
                     _report(kill, clients, core)

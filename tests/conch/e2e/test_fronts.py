@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -17,6 +17,11 @@ import numpy.typing as npt
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from tests.support.draining import Load
+from tests.support.hazards import fronts_of
+from tests.support.http2_peer import FrameType, Http2Peer, call, ping
+from tests.support.loading import load as load_model
+from tests.support.parts import part_of, parts_request, write_parts
 from tests.support.servers import (
     IN_PROCESS,
     WAIT_S,
@@ -27,13 +32,18 @@ from tests.support.servers import (
     serving_process,
     write_probe,
 )
+from tests.support.steered import Steering
+from tests.support.traced_models import records
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
 Values = npt.NDArray[np.float32]
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_HEALTH = "/grpc.health.v1.Health/Check"
 _SIZES = (4, 20_000)
 """Elements of tensors that travel in a message, and in a block."""
+_MOST_WAITING = 100 << 20
 
 
 def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: float = WAIT_S) -> Values:
@@ -42,18 +52,6 @@ def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: floa
     answer = client.infer("probe", [given], client_timeout=timeout_s).as_numpy("OUT")
     assert answer is not None
     found: Values = answer[0]
-    return found
-
-
-def _fronts(server: ServerProcess) -> list[psutil.Process]:
-    """The processes of its fronts that live."""
-    found = []
-    for child in psutil.Process(server.process.pid).children():
-        try:
-            if "conch.fronts.front_process" in child.cmdline():
-                found.append(child)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
     return found
 
 
@@ -122,7 +120,7 @@ def _kill_one(server: ServerProcess, values: Values) -> None:
             assert np.array_equal(_infer(client, values), values)
         eventually(lambda: _metrics(server, "conch_front_connections") == [1, 1], "each has a client")
         restarts = sum(_metrics(server, "conch_front_restarts_total"))
-        _fronts(server)[0].kill()
+        fronts_of(server)[0].kill()
         failed = 0
         for client in (first, second):
             try:
@@ -150,24 +148,102 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path, placement:
         assert _metrics(server, "conch_pending_requests") == [0]
 
 
+def _memory(process: psutil.Process) -> int:
+    """What a process holds, messages that wait in files included."""
+    files = 0
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            if "memfd:conch-message" in os.readlink(link):
+                files += link.stat().st_blocks * 512
+    return files + process.memory_info().rss
+
+
 def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
+    """What waits for it is bounded, here of a stream of 400 MB. Once it goes on, all of that comes."""
+    count, width = 100, 1 << 20
     values = np.arange(4, dtype=np.float32)
-    with _serving(tmp_path, IN_PROCESS) as server, client_of(server) as first:
-        assert np.array_equal(_infer(first, values), values)
+    write_parts(tmp_path)
+    with (
+        _serving(tmp_path, IN_PROCESS) as server,
+        closing(RawClient(server.address)) as reader,
+        client_of(server) as other,
+    ):
+        core = psutil.Process(server.process.pid)
+        parts = map(part_of, reader.stream([parts_request(0, count, width)]))
+        assert next(parts) == (0, width)
         connections = _metrics(server, "conch_front_connections")
-        hanging = sorted(_fronts(server), key=lambda front: front.pid)[connections.index(0)]
-        os.kill(hanging.pid, signal.SIGSTOP)
+        hanging = sorted(fronts_of(server), key=lambda front: front.pid)[connections.index(1)]
+        before = _memory(core)
+        hanging.suspend()
         try:
-            for _ in range(3):
-                assert np.array_equal(_infer(first, values), values)
+            for _ in range(300):
+                assert np.array_equal(_infer(other, values), values)
             eventually(lambda: _answers(server, values), "a new client gets another front")
+            assert _memory(core) < before + _MOST_WAITING
         finally:
-            os.kill(hanging.pid, signal.SIGCONT)
+            hanging.resume()
+        assert list(parts) == [(number, width) for number in range(1, count)]
+
+
+def test_a_core_that_hangs_is_not_alive_but_loses_nothing(tmp_path: Path) -> None:
+    """Its fronts read on: what they have read is counted from then on, and answered later."""
+    trace = tmp_path / "trace"
+    configs = ("level=TIMESTAMPS", "rate=1", f"triton,file={trace}")
+    flags = [IN_PROCESS, *(f"--trace-config={each}" for each in configs)]
+    content = service_pb2.ModelInferRequest(model_name="probe", raw_input_contents=[bytes(16)])
+    content.inputs.add(name="IN", datatype="FP32", shape=[1, 4])
+    (tmp_path / "models").mkdir()
+    with _serving(tmp_path / "models", *flags) as server:
+        core = psutil.Process(server.process.pid)
+        with closing(Http2Peer(server.address)) as peer:
+            peer.handshake()
+            core.suspend()
+            try:
+                peer.send(
+                    call(1, content.SerializeToString(), _INFER), call(3), call(5, path=_HEALTH), ping()
+                )
+                received = peer.wait_any()
+                while received.kind != FrameType.PING:
+                    assert not received.stream, "only the core answers calls"
+                    received = peer.wait_any()
+            finally:
+                resumed_ns = time.monotonic_ns()
+                core.resume()
+            ended = set[int]()
+            while ended != {1, 3, 5}:
+                received = peer.wait_any()
+                if received.ends:
+                    ended.add(received.stream)
+    stamps = {each["name"]: each["ns"] for record in records(trace) for each in record.get("timestamps", ())}
+    assert stamps["GRPC_WAITREAD_START"] < resumed_ns < stamps["REQUEST_START"]
+
+
+def test_swaps_under_load_fail_nothing(tmp_path: Path) -> None:
+    steering = Steering(tmp_path)
+    steering.write(tmp_path / "models", "m", 1)
+    flags = ["--front-ends=4", "--model-control-mode=explicit", "--load-model=m"]
+    with (
+        serving_process(tmp_path / "models", flags=flags) as server,
+        closing(RawClient(server.address)) as operator,
+    ):
+        loads = [Load(server.address, "m", polite=False) for _ in range(3)]
+        eventually(lambda: all(_metrics(server, "conch_front_connections")), "all fronts have clients")
+        for version in range(2, 12):
+            completed = [load.completed for load in loads]
+            steering.write(tmp_path / "models", "m", version)
+            assert load_model(operator, "m") == {}
+            for load, before in zip(loads, completed, strict=True):
+                eventually(lambda load=load, before=before: load.completed > before + 20, "they go on")  # type: ignore[misc]
+        for load in loads:
+            load.enough.set()
+            load.join()
+    assert [failure for load in loads for failure in load.failures] == []
+    assert steering.ran() == sum(load.completed for load in loads)
 
 
 def test_fronts_end_with_their_core(tmp_path: Path) -> None:
     with _serving(tmp_path, IN_PROCESS) as server:
-        fronts = _fronts(server)
+        fronts = fronts_of(server)
         assert len(fronts) == 2
         server.kill()
         gone, alive = psutil.wait_procs(fronts, WAIT_S)
