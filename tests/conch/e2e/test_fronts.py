@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from tests.support.draining import Load
 from tests.support.hazards import fronts_of
 from tests.support.http2_peer import FrameType, Http2Peer, call, ping
 from tests.support.loading import load as load_model
+from tests.support.metrics import scrape
 from tests.support.parts import part_of, parts_request, write_parts
 from tests.support.servers import (
     IN_PROCESS,
@@ -29,6 +31,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
+    probe_inputs,
     serving_process,
     write_probe,
 )
@@ -43,7 +46,8 @@ _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SIZES = (4, 20_000)
 """Elements of tensors that travel in a message, and in a block."""
-_MOST_WAITING = 100 << 20
+_WAITING = 64 << 20
+"""Bytes of a stream that wait for a front, and as many in it for the client."""
 
 
 def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: float = WAIT_S) -> Values:
@@ -148,19 +152,15 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path, placement:
         assert _metrics(server, "conch_pending_requests") == [0]
 
 
-def _memory(process: psutil.Process) -> int:
-    """What a process holds, messages that wait in files included."""
-    files = 0
-    for link in Path(f"/proc/{process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since it was listed
-            if "memfd:conch-message" in os.readlink(link):
-                files += link.stat().st_blocks * 512
-    return files + process.memory_info().rss
+def _sent(client: triton.InferenceServerClient) -> int:
+    """How many responses of a request have been sent."""
+    return len(client.get_inference_statistics("parts").model_stats[0].response_stats)
 
 
 def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
     """What waits for it is bounded, here of a stream of 400 MB. Once it goes on, all of that comes."""
     count, width = 100, 1 << 20
+    least, most = _WAITING // (4 * width), 3 * _WAITING // (4 * width)
     values = np.arange(4, dtype=np.float32)
     write_parts(tmp_path)
     with (
@@ -168,18 +168,17 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
         closing(RawClient(server.address)) as reader,
         client_of(server) as other,
     ):
-        core = psutil.Process(server.process.pid)
         parts = map(part_of, reader.stream([parts_request(0, count, width)]))
         assert next(parts) == (0, width)
         connections = _metrics(server, "conch_front_connections")
         hanging = sorted(fronts_of(server), key=lambda front: front.pid)[connections.index(1)]
-        before = _memory(core)
         hanging.suspend()
         try:
-            for _ in range(300):
+            eventually(lambda: _sent(other) > least, "answers wait for it")
+            for _ in range(30):
                 assert np.array_equal(_infer(other, values), values)
             eventually(lambda: _answers(server, values), "a new client gets another front")
-            assert _memory(core) < before + _MOST_WAITING
+            assert _sent(other) < most
         finally:
             hanging.resume()
         assert list(parts) == [(number, width) for number in range(1, count)]
@@ -216,6 +215,52 @@ def test_a_core_that_hangs_is_not_alive_but_loses_nothing(tmp_path: Path) -> Non
                     ended.add(received.stream)
     stamps = {each["name"]: each["ns"] for record in records(trace) for each in record.get("timestamps", ())}
     assert stamps["GRPC_WAITREAD_START"] < resumed_ns < stamps["REQUEST_START"]
+
+
+_OF_THE_MOMENT = ("_us", "ts", "trace_id", "error")
+_OF_THE_PROCESS = re.compile("duration|_bytes|cpu|process_|python_|saturation|repository|conch_front_")
+
+
+def _records(directory: Path, fronts: int) -> tuple[list[str], list[str], dict[str, float]]:
+    """What a server tells of requests of all kinds: lines of its log, stamps of its traces, counts."""
+    models, access, trace = directory / "models", directory / "access", directory / "trace"
+    write_probe(models)
+    write_parts(models)
+    flags = [IN_PROCESS, f"--front-ends={fronts}", f"--access-log={access}"]
+    flags += [f"--trace-config={each}" for each in ("level=TIMESTAMPS", "rate=1", f"triton,file={trace}")]
+    refused = (("probe", (9, 4), ""), ("absent", (1, 4), ""), ("probe", (1, 4), "raise"))
+    with serving_process(models, flags=flags) as server:
+        with client_of(server) as client, closing(RawClient(server.address)) as raw:
+            for size in _SIZES:
+                _infer(client, np.zeros(size, np.float32))
+            outputs = [triton.InferRequestedOutput("OUT", class_count=1)]
+            client.infer("probe", probe_inputs(), outputs=outputs, request_id="classes")
+            for model, shape, order in refused:
+                with pytest.raises(InferenceServerException):
+                    client.infer(model, probe_inputs(0, shape), parameters={"do": order})
+            with pytest.raises(grpc.RpcError):
+                raw.infer(b"\xff\xff")
+            assert len(list(raw.stream([parts_request(0, 3, 4)]))) == 3
+        eventually(lambda: access.read_text().count("\n") == 8, "each has a line")
+        found = scrape(server.metrics_url)
+    lines = [json.loads(line) for line in access.read_text().splitlines()]
+    for line in lines:
+        line["client"] = line["client"].rpartition(":")[0]
+    stamps: dict[int, list[str]] = {}
+    for record in records(trace):
+        stamps.setdefault(record["id"], []).extend(each["name"] for each in record.get("timestamps", ()))
+    return (
+        sorted(str({k: v for k, v in line.items() if not k.endswith(_OF_THE_MOMENT)}) for line in lines),
+        sorted(map(str, stamps.values())),
+        {str(key): value for key, value in found.items() if not _OF_THE_PROCESS.search(str(key))},
+    )
+
+
+def test_logs_traces_and_metrics_are_those_of_one_process(tmp_path: Path) -> None:
+    alone, with_fronts = (_records(tmp_path / f"{fronts}", fronts) for fronts in (0, 2))
+    assert with_fronts == alone
+    assert len(alone[0]) == len(alone[1]) == 8
+    assert len(alone[2]) > 50
 
 
 def test_swaps_under_load_fail_nothing(tmp_path: Path) -> None:
