@@ -183,7 +183,7 @@ class FrontLink:
         for call in calls.values():
             self._guarded(call, call.cancelled)
         self._stream.close()
-        # It holds much: without these two it is freed at once, and with them by the collector, much later.
+        # Without these references the link and its buffers are freed at once, else by a full collection.
         self._handle = {}
         if self._next_tidy is not None:
             self._next_tidy.cancel()
@@ -399,6 +399,5 @@ class FrontLink:
             self.loop.call_soon(partial(self.lose, str(error)))
 
     def _tidy(self) -> None:
-        if not self._lost:
-            self._stream.tidy()
-            self._next_tidy = self.loop.call_at(self._clock() + _TIDY_NS, self._tidy)
+        self._stream.tidy()
+        self._next_tidy = self.loop.call_at(self._clock() + _TIDY_NS, self._tidy)
