@@ -48,13 +48,25 @@ def ask(
 def workers_of(server: ServerProcess) -> list[psutil.Process]:
     """The worker processes of a server, and what they have started."""
     process = psutil.Process(server.process.pid)
-    templates = {template.pid for template in templates_of(server)}
-    return [child for child in process.children(recursive=True) if child.pid not in templates]
+    others = {other.pid for other in (*templates_of(server), *fronts_of(server))}
+    return [child for child in process.children(recursive=True) if child.pid not in others]
 
 
 def templates_of(server: ServerProcess) -> list[psutil.Process]:
     """The processes that the server's workers are forked from."""
     return [child for child in psutil.Process(server.process.pid).children() if _is_template(child)]
+
+
+def fronts_of(server: ServerProcess) -> list[psutil.Process]:
+    """Its front processes that live."""
+    return [child for child in psutil.Process(server.process.pid).children() if _is_front(child)]
+
+
+def _is_front(process: psutil.Process) -> bool:
+    try:
+        return "conch.fronts.front_process" in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
 
 
 def _is_template(process: psutil.Process) -> bool:

@@ -31,7 +31,7 @@ _MOST_DESCRIPTORS = 64 * 1024
 _OWN_DESCRIPTORS = 64  # a server without models has about 40 open
 _SHARES = 32
 _LEAST_CONNECTIONS = 8
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -87,12 +87,14 @@ def memory_bytes(cgroup_limits: Sequence[Path] = _CGROUP_LIMITS) -> int:
     return min(limits)
 
 
-def usable_cores(cpu_limit: Path = _CPU_LIMIT) -> int:
+def usable_cores(cgroup: Path = _CGROUP) -> int:
     """Cores that this process may use: fewer than it may run on in a cgroup (a container) with a limit."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # not this version of cgroups; "max"
-        quota, period = map(int, cpu_limit.read_text().split())
-        cores = min(cores, max(quota // period, 1))
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):  # not this version of cgroups; "max"
+            quota, period = map(int, " ".join((cgroup / name).read_text() for name in names).split())
+            if quota > 0:  # -1 is no limit
+                cores = min(cores, max(quota // period, 1))
     return cores
 
 

@@ -87,7 +87,7 @@ class DecodedRequest:
 
 
 class RequestReader:
-    """Reads the requests of one front."""
+    """Reads the requests of all fronts; on the loop's thread."""
 
     def __init__(self) -> None:
         self._signatures: Table[tuple[bytes, bytes], RequestTemplate] = Table()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, without_traceback
-from conch.core.io_loop import IoLoop
+from conch.core.io_loop import IoLoop, Timer
 from conch.core.response_errors import unsendable
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
@@ -67,6 +67,7 @@ class FrontLink:
         sock: The socket of its messages.
         connections: The socket that its connections are sent on.
         handlers: Handlers of the port.
+        requests: Reads its requests; all fronts have the same, so that equal requests stay known.
         open_calls: The calls of the port.
         loop: The loop, which runs.
         clock: Monotonic time in nanoseconds.
@@ -87,6 +88,7 @@ class FrontLink:
         sock: socket.socket,
         connections: socket.socket,
         handlers: Handlers,
+        requests: RequestReader,
         open_calls: OpenCalls,
         loop: IoLoop,
         clock: Clock,
@@ -106,6 +108,7 @@ class FrontLink:
         self._on_lost = on_lost
         self._heard_ns = 0
         self._lost = False
+        self._next_tidy: Timer | None = None
         self._given = self._ended = 0  # connections
         self._connections = connections
         connections.setblocking(False)
@@ -113,7 +116,7 @@ class FrontLink:
         self._file = self._stream.channel.fileno()
         self._log = WorkerLog(name)
         self._callers: list[CallerFacts] = []
-        self._requests = RequestReader()
+        self._requests = requests
         self._models: dict[tuple[str, str], int] = {}
         self._ready: dict[tuple[str, str], list[tuple[RemoteUnary, UnencodedResponse]]] = {}
         self._handle: dict[Kind, Callable[[ReceivedMessage], None]] = {
@@ -180,6 +183,10 @@ class FrontLink:
         for call in calls.values():
             self._guarded(call, call.cancelled)
         self._stream.close()
+        # Without these references the link and its buffers are freed at once, else by a full collection.
+        self._handle = {}
+        if self._next_tidy is not None:
+            self._next_tidy.cancel()
         self._on_lost(reason)
 
     # --- from the front ------------------------------------------------------------------------------------
@@ -392,6 +399,5 @@ class FrontLink:
             self.loop.call_soon(partial(self.lose, str(error)))
 
     def _tidy(self) -> None:
-        if not self._lost:
-            self._stream.tidy()
-            self.loop.call_at(self._clock() + _TIDY_NS, self._tidy)
+        self._stream.tidy()
+        self._next_tidy = self.loop.call_at(self._clock() + _TIDY_NS, self._tidy)

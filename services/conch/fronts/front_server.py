@@ -52,6 +52,7 @@ from conch.frontends.grpc.transport.transport_server import (
     port_options,
 )
 from conch.frontends.grpc.transport.wire import tls_context
+from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
 from conch.observability.metrics.server_metrics import FrontProcess
@@ -134,6 +135,7 @@ class FrontServer:
         self._clock = clock
         self._loop: IoLoop | None = None
         self._handlers = Handlers()
+        self._requests = RequestReader()
         self._tls: list[TlsOptions | None] = []
         self._bound: list[Listener] = []
         self._fronts = [Front(f"front {number}") for number in range(options.front_ends)]
@@ -376,6 +378,7 @@ class FrontServer:
             packets,
             given,
             self._handlers,
+            self._requests,
             self._port.open_calls,
             loop,
             self._clock,

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from tests.support.servers import AnyServer, RawClient, simple_request
+from tests.support.servers import FRONT_ENDS, AnyServer, RawClient, simple_request
 from tritonclient.grpc import service_pb2
 
 from conch.core.admission import Admission
@@ -16,6 +16,7 @@ from conch.core.model_version import Model
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.http.generate import generate_route
 from conch.frontends.http.infer.infer_response import ResponseEncoder as JsonEncoder
+from conch.fronts.decoded_requests import FrontEncoder
 from conch_control.lifecycle.agent import Agent
 
 SECRET = "the text of an unknown exception"
@@ -71,7 +72,7 @@ REQUESTS = (over_grpc, over_a_stream, over_http, generated)
     [
         *((Admission, "admit", ask) for ask in REQUESTS),
         *((Model, "submit", ask) for ask in REQUESTS),
-        (ResponseEncoder, "message", over_grpc),
+        (ResponseEncoder if FRONT_ENDS == "0" else FrontEncoder, "message", over_grpc),
         (ResponseEncoder, "parts", over_a_stream),
         (JsonEncoder, "__call__", over_http),
         (generate_route, "answer_object", generated),

@@ -142,6 +142,7 @@ def test_the_server_accepts_its_flags_and_has_time_to_drain(variant: str) -> Non
     assert settings["drain_delay"] > 0
     assert settings["grpc_max_connection_age"] == 1_800_000
     assert settings["grpc_max_connection_age_grace"] == 300_000
+    assert settings["front_ends"] == ("0" if "access policy" in variant else "auto")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["grpc"] == settings["grpc_port"]
     assert ports["metrics"] == settings["metrics_port"]
@@ -226,6 +227,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "a flag with dashes": (LOCAL | {"settings": {"--log-verbose": 1}}, "--log-verbose"),
     "no scaling to nothing": (LOCAL | {"autoscaling": {"minReplicas": 0}}, "autoscaling.minReplicas"),
+    "too many front processes": (LOCAL | {"grpc": {"frontEnds": 65}}, "grpc.frontEnds"),
     "half a pod": (LOCAL | {"replicas": 1.5}, "replicas"),
     "a repository that is none": (
         {"modelRepository": {"objectStore": {"urls": ["http://b"]}}},
@@ -290,6 +292,7 @@ OTHERS: Object = {
     "modelRepository.objectStore.urls": ["s3://other"],
     "tmp.sizeLimit": "1Gi",
     "cache.sizeLimit": "1Gi",
+    "grpc.frontEnds": 2,
     "gpu.resourceName": "nvidia.com/mig-1g.5gb",
     "autoscaling.keda.prometheusAddress": "http://other",
     "autoscaling.saturation": 0.5,

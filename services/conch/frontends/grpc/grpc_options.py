@@ -24,6 +24,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 _CONNECTIONS = "gRPC connections"
 _CLIENT_RATE = 1024
+_AUTOMATIC = "auto"
 _CORES_PER_FRONT = 4
 _MOST_AUTOMATIC = 8
 _MOST_FRONT_ENDS = 64
@@ -159,7 +160,7 @@ def _restrictions(specifications: list[str]) -> Restrictions:
 
 
 def _front_ends(text: str) -> int:
-    if text == "auto":
+    if text == _AUTOMATIC:
         from conch.core.process_setup import usable_cores
 
         return min(usable_cores() // _CORES_PER_FRONT, _MOST_AUTOMATIC)
@@ -209,8 +210,9 @@ class GrpcOptions:
         "--front-ends",
         TEXT,
         "0",
-        "front processes that own the connections of the gRPC port: a number, auto for a quarter of the "
-        "cores, at most 8, or 0 to serve them in the server's own process; conch's own transport only",
+        "front processes that own the connections of the gRPC port: a number, 0 to serve them in the "
+        "server's own process, or auto for a quarter of the cores or of a container's CPU limit, at most 8; "
+        "conch's own transport only, so auto is 0 with grpcio",
         convert=_front_ends,
     )
     pollers: int = option(
@@ -293,6 +295,8 @@ class GrpcOptions:
         options = settings.build(cls)
         limits = options.limits
         if options.transport != "own":
+            if settings["front-ends"] == _AUTOMATIC:
+                options = replace(options, front_ends=0)
             for name, given in (
                 ("--grpc-max-received-bytes", limits.received_bytes != 0),
                 ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),

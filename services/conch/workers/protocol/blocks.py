@@ -533,9 +533,15 @@ class Mappings:
         self.released.extend(released)
 
     def close(self) -> None:
-        """Drops all blocks; memory is freed with its last view."""
+        """Drops all blocks; memory is freed with its last view. Nothing is returned any more."""
         self._maps.clear()
         self._passed.clear()
+        self._views.on_release = None
+        self._on_many = _return_none
+
+
+def _return_none() -> None:
+    """The `on_many` after the end."""
 
 
 def _check_file(number: int, fd: int) -> os.stat_result:

@@ -13,8 +13,8 @@ import pytest
 from conch.cli import config_command
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
+from conch.core import process_setup
 from conch.core.option import FlagError, Source
-from conch.core.process_setup import usable_cores
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
@@ -52,8 +52,16 @@ def test_settings_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
 def test_numbers_of_front_processes_are_checked(given: str) -> None:
     with pytest.raises(FlagError, match=r"^--front-ends must be 'auto' or from 0 to 64, got "):
         build_options(read_flags([f"--front-ends={given}"], {}))
-    automatic = build_options(read_flags(["--front-ends=auto"], {}))
-    assert automatic.grpc is not None and automatic.grpc.front_ends == min(usable_cores() // 4, 8)
+
+
+@pytest.mark.parametrize(("cores", "fronts"), [(1, 0), (3, 0), (4, 1), (15, 3), (32, 8), (192, 8)])
+def test_automatic_front_processes_follow_the_cores(
+    cores: int, fronts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_setup, "usable_cores", lambda: cores)
+    for transport, expected in (("own", fronts), ("grpcio", 0)):
+        options = build_options(read_flags(["--front-ends=auto", f"--grpc-transport={transport}"], {})).grpc
+        assert options is not None and options.front_ends == expected
 
 
 @pytest.mark.process

@@ -74,10 +74,22 @@ def test_memory_is_what_the_cgroup_allows(tmp_path: Path) -> None:
         assert memory_bytes([missing, limit]) == expected
 
 
-def test_cores_are_what_the_cgroup_allows(tmp_path: Path) -> None:
-    machine = len(os.sched_getaffinity(0))
-    limit = tmp_path / "cpu.max"
-    assert usable_cores(limit) == machine
-    for text, expected in (("max 100000\n", machine), ("50000 100000\n", 1), ("100000 100000\n", 1)):
-        limit.write_text(text)
-        assert usable_cores(limit) == expected
+@pytest.mark.parametrize("version", [1, 2])
+def test_cores_are_what_the_cgroup_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert usable_cores(tmp_path) == 64
+    for quota, expected in (
+        ("-1" if version == 1 else "max", 64),
+        ("50000", 1),
+        ("799999", 7),
+        ("9900000", 64),
+    ):
+        if version == 1:
+            (tmp_path / "cpu").mkdir(exist_ok=True)
+            (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
+        assert usable_cores(tmp_path) == expected
