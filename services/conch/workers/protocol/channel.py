@@ -113,6 +113,7 @@ class Kind(IntEnum):
     MODEL = 37  # C, of a model: JSON: its name and version
     STATE = 38  # F: JSON: what its clients have caused
     DRAIN = 39  # C: all connections are to end
+    HTTP = 40  # B: records of HTTP exchanges, see `conch.fronts.http_messages`
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -120,7 +121,17 @@ _KINDS = {int(kind): kind for kind in Kind}
 _MOST_BYTES = 2**31 - 1
 MOST_FACTS = 1 << 20  # records of the log, errors and the like: senders cut their texts to far less
 _WITH_TENSORS = frozenset(
-    {Kind.EXECUTE, Kind.DONE, Kind.RESPONSES, Kind.CALL, Kind.REPLY, Kind.OPEN, Kind.MESSAGE, Kind.ANSWER}
+    {
+        Kind.EXECUTE,
+        Kind.DONE,
+        Kind.RESPONSES,
+        Kind.CALL,
+        Kind.REPLY,
+        Kind.OPEN,
+        Kind.MESSAGE,
+        Kind.ANSWER,
+        Kind.HTTP,
+    }
 )
 _WITH_CONFIG_OR_FILES = frozenset({Kind.LOAD, Kind.QUERY, Kind.RESULT})
 
