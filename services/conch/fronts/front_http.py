@@ -166,7 +166,7 @@ class HttpFront:
             Record.WRITE: self._write,
             Record.END: lambda record: self._forget(record).end(),
             Record.ABORT: lambda record: self._forget(record).abort(),
-            Record.READ: lambda record: self._passed[record.number].note_read(record.count),
+            Record.READ: lambda record: self._passed[record.number].note_read(record.amount),
         }
         self._loop.call_soon_threadsafe(self._start)
 
@@ -238,7 +238,7 @@ class HttpFront:
         port = self._ports.get(record.number)
         if port is not None and record.number not in self._closing:
             self._closing.add(record.number)
-            self._run(port.close(record.count / 1000))
+            self._run(port.close(record.amount / 1000))
 
     def _forget(self, record: HttpRecord) -> HttpExchange:
         self._changed.pop(record.number, None)
@@ -269,7 +269,7 @@ class HttpFront:
     def _report_read(self, passed: _Passed) -> None:
         count, passed.read = passed.read, 0
         if count and passed.number in self._passed:
-            self._sender.add(HttpRecord(Record.READ, passed.number, count=count))
+            self._sender.add(HttpRecord(Record.READ, passed.number, amount=count))
 
     async def _report_later(self, passed: _Passed) -> None:
         await passed.exchange.wait_writable()
@@ -324,7 +324,7 @@ class HttpFront:
     def _report_count(self, port: int) -> None:
         served = self._ports.get(port)
         ended = self._received[port] - (0 if served is None else len(served))
-        self._sender.add(HttpRecord(Record.CONNS, port, count=ended))
+        self._sender.add(HttpRecord(Record.CONNS, port, amount=ended))
 
     def _tidy(self) -> None:
         self._stream.tidy()

@@ -136,7 +136,7 @@ class HttpFronts:
             self._waiting.remove(each)
             each[1].close()
         for link in list(self._links):
-            link.send(HttpRecord(Record.CLOSE, number, count=int(grace_s * 1000)))
+            link.send(HttpRecord(Record.CLOSE, number, amount=int(grace_s * 1000)))
 
     def remove_port(self, number: int) -> None:
         """Forgets a port without connections."""
@@ -215,7 +215,7 @@ class FrontListener:
         self._settings = settings
         self._acceptor = Acceptor(fronts.thread.loop, bound, self._take)
         self._numbers: list[int] = []  # the last is that of new connections
-        self.port = bound.getsockname()[1]
+        self.port: int = bound.getsockname()[1]
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
@@ -399,7 +399,7 @@ class HttpLink:
         self.serving = True
 
     def _count(self, record: HttpRecord) -> None:
-        self._ended[record.number] = min(record.count, self._given[record.number])
+        self._ended[record.number] = min(record.amount, self._given[record.number])
         self._fronts.changed(record.number)
 
     def _open(self, record: HttpRecord) -> None:
@@ -427,7 +427,7 @@ class HttpLink:
         if exchange is None:
             return  # its answer was on its way
         try:
-            exchange.receive(bytes(record.body), record.count, record.flag)
+            exchange.receive(bytes(record.body), record.amount, record.flag)
         except Exception:  # boundary: the exchange fails alone
             log.exception("%s %s could not be answered", exchange.method, exchange.path)
             exchange.abort()
@@ -441,7 +441,7 @@ class HttpLink:
             return
         unread = self._unread[number] + size
         if unread >= READ_STEP:
-            self.send(HttpRecord(Record.READ, number, count=unread))
+            self.send(HttpRecord(Record.READ, number, amount=unread))
             unread = 0
         self._unread[number] = unread
 
@@ -454,7 +454,7 @@ class HttpLink:
     def _read(self, record: HttpRecord) -> None:
         exchange = self.exchanges.get(record.number)
         if exchange is not None:
-            exchange.note_read(record.count)
+            exchange.note_read(record.amount)
 
     def _tidy(self) -> None:
         if not self._lost:

@@ -4,11 +4,11 @@
     record    sender  number                                        contents
     ========  ======  ============================================  =====================================
     LISTEN    core    port                                          JSON: `PortSettings`
-    CLOSE     core    port                                          `count`: milliseconds of grace
+    CLOSE     core    port                                          `amount`: milliseconds of grace
     SERVING   front                                                 it serves
-    CONNS     front   port                                          `count`: connections that have ended
+    CONNS     front   port                                          `amount`: connections that have ended
     OPEN      front   exchange                                      JSON: `Head`; what has come of the body
-    BODY      front   exchange                                      a piece of the body; `count`: chunks so
+    BODY      front   exchange                                      a piece of the body; `amount`: chunks so
                                                                     far; `flag`: it is complete
     GONE      front   exchange                                      its client has disconnected
     ASK       core    exchange                                      the handler asks for the body
@@ -18,7 +18,7 @@
     WRITE     core    exchange                                      a piece of the response
     END       core    exchange                                      the response is complete
     ABORT     core    exchange                                      the response can't be completed
-    READ      both    exchange                                      `count`: bytes of pieces that were read
+    READ      both    exchange                                      `amount`: bytes of pieces that were read
     ========  ======  ============================================  =====================================
 
 Connections travel on a socket of their own, each with its descriptor and the number of its port.
@@ -76,7 +76,7 @@ class HttpRecord(NamedTuple):
     kind: Record
     number: int
     flag: bool = False
-    count: int = 0
+    amount: int = 0
     text: bytes = b""
     body: Buffer = b""
 

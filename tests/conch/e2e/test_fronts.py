@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from tests.support.fronts import front_metrics, front_processes
 from tests.support.servers import (
     IN_PROCESS,
     WAIT_S,
@@ -43,24 +43,6 @@ def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: floa
     assert answer is not None
     found: Values = answer[0]
     return found
-
-
-def _fronts(server: ServerProcess) -> list[psutil.Process]:
-    """The processes of its fronts that live."""
-    found = []
-    for child in psutil.Process(server.process.pid).children():
-        try:
-            if "conch.fronts.front_process" in child.cmdline():
-                found.append(child)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
-
-
-def _metrics(server: ServerProcess, name: str) -> list[float]:
-    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_S) as answer:
-        lines = answer.read().decode().splitlines()
-    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
 
 
 def _answers(server: ServerProcess, values: Values) -> bool:
@@ -110,19 +92,19 @@ def test_each_client_gets_its_own_bytes(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(count > 0 for count in _metrics(server, "conch_front_cpu_seconds_total"))
+        assert all(count > 0 for count in front_metrics(server, "conch_front_cpu_seconds_total"))
     assert not wrong
 
 
 def _kill_one(server: ServerProcess, values: Values) -> None:
     """Kills one of two fronts that have a client each: the other client notices nothing."""
-    eventually(lambda: _metrics(server, "conch_front_up") == [1, 1], "both serve")
+    eventually(lambda: front_metrics(server, "conch_front_up") == [1, 1], "both serve")
     with client_of(server) as first, client_of(server) as second:
         for client in (first, second):
             assert np.array_equal(_infer(client, values), values)
-        eventually(lambda: _metrics(server, "conch_front_connections") == [1, 1], "each has a client")
-        restarts = sum(_metrics(server, "conch_front_restarts_total"))
-        _fronts(server)[0].kill()
+        eventually(lambda: front_metrics(server, "conch_front_connections") == [1, 1], "each has a client")
+        restarts = sum(front_metrics(server, "conch_front_restarts_total"))
+        front_processes(server)[0].kill()
         failed = 0
         for client in (first, second):
             try:
@@ -130,10 +112,12 @@ def _kill_one(server: ServerProcess, values: Values) -> None:
             except InferenceServerException:
                 failed += 1
         assert failed <= 1
-        eventually(lambda: sum(_metrics(server, "conch_front_restarts_total")) > restarts, "it is noticed")
+        eventually(
+            lambda: sum(front_metrics(server, "conch_front_restarts_total")) > restarts, "it is noticed"
+        )
         for client in (first, second):
             assert np.array_equal(_infer(client, values), values)
-    eventually(lambda: _metrics(server, "conch_front_connections") == [0, 0], "their clients have left")
+    eventually(lambda: front_metrics(server, "conch_front_connections") == [0, 0], "their clients have left")
 
 
 @pytest.mark.parametrize("placement", ["in_process", "worker"])
@@ -146,16 +130,16 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path, placement:
         for _ in range(4):
             _kill_one(server, values)
         eventually(lambda: core.num_fds() <= descriptors, "its descriptors are closed")
-        assert sum(_metrics(server, "conch_front_restarts_total")) == 5
-        assert _metrics(server, "conch_pending_requests") == [0]
+        assert sum(front_metrics(server, "conch_front_restarts_total")) == 5
+        assert front_metrics(server, "conch_pending_requests") == [0]
 
 
 def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
     values = np.arange(4, dtype=np.float32)
     with _serving(tmp_path, IN_PROCESS) as server, client_of(server) as first:
         assert np.array_equal(_infer(first, values), values)
-        connections = _metrics(server, "conch_front_connections")
-        hanging = sorted(_fronts(server), key=lambda front: front.pid)[connections.index(0)]
+        connections = front_metrics(server, "conch_front_connections")
+        hanging = sorted(front_processes(server), key=lambda front: front.pid)[connections.index(0)]
         os.kill(hanging.pid, signal.SIGSTOP)
         try:
             for _ in range(3):
@@ -167,7 +151,7 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
 
 def test_fronts_end_with_their_core(tmp_path: Path) -> None:
     with _serving(tmp_path, IN_PROCESS) as server:
-        fronts = _fronts(server)
+        fronts = front_processes(server)
         assert len(fronts) == 2
         server.kill()
         gone, alive = psutil.wait_procs(fronts, WAIT_S)

@@ -315,7 +315,7 @@ class Listener:
         self._tls = tls
         self._make = partial(ConnectionSet, thread.loop, handler, tls, timeouts, most_connections)
         self._acceptor = Acceptor(thread.loop, bound, self._take)
-        self.port = bound.getsockname()[1]
+        self.port: int = bound.getsockname()[1]
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
