@@ -181,7 +181,9 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         context = replace(context, metrics=metrics.handler)
         yield metrics
     if options.grpc is not None:
-        yield GrpcPart(options.grpc, context)
+        grpc = GrpcPart(options.grpc, context)
+        context = replace(context, http_fronts=grpc.http_fronts)
+        yield grpc
     if options.http is not None:
         yield HttpPart(options.http, context)
     if options.control_port is not None:

@@ -139,7 +139,12 @@ class FrontLink:
     @property
     def responsive(self) -> bool:
         """Whether it takes connections, and has said so lately."""
-        return self.serving and self._clock() - self._heard_ns < _SILENCE_NS
+        return self.serving and self.alive
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has said lately that it is alive."""
+        return self._clock() - self._heard_ns < _SILENCE_NS
 
     def start(self, settings: FrontSettings) -> None:
         """Begins the conversation.
@@ -162,7 +167,7 @@ class FrontLink:
         return True
 
     def drain(self) -> None:
-        """Has it end its connections, and then itself."""
+        """Has it end its connections."""
         self.serving = False
         self._send(Kind.DRAIN)
 

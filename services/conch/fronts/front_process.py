@@ -1,4 +1,6 @@
-"""A front: ``python -m conch.fronts.front_process MESSAGES CONNECTIONS``, two descriptors of sockets.
+"""A front: ``python -m conch.fronts.front_process``, with the descriptors of four sockets.
+
+Two are for gRPC, MESSAGES and CONNECTIONS, and two for HTTP, see `front_http`.
 
 It serves the connections that the core gives it with the gRPC transport, whose handlers here pass calls on.
 Plain inference requests are decoded and leave in one message for each model and round of the loop; all other
@@ -39,6 +41,7 @@ from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.operations.operation_table import INFER
 from conch.frontends.thread_pool import ThreadPool
 from conch.fronts import front_messages as messages
+from conch.fronts.front_http import HttpFront
 from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
@@ -121,6 +124,7 @@ class Front:
         self._streams: dict[int, _Stream] = {}
         self._models: dict[int, _Model] = {}
         self._ended = 0
+        self._draining = False
         self._tls: list[Any] = []
         self._port: _Port | None = None
         self._handle = {
@@ -187,7 +191,10 @@ class Front:
             listener, peer = messages.decode_connection(packet)
             try:
                 accepted = socket.socket(fileno=fds[0])
-                GrpcConnection(port, wire(accepted, self._tls[listener]), peer).start()
+                connection = GrpcConnection(port, wire(accepted, self._tls[listener]), peer)
+                connection.start()
+                if self._draining:
+                    connection.drain()
             except OSError:  # the client is gone
                 self._connection_ended()
 
@@ -273,9 +280,7 @@ class Front:
     def _drain(self, received: ReceivedMessage) -> None:
         port = self._port
         assert port is not None, "the end comes after the start"
-        port.on_empty = self.over.set
-        if not port.connections:
-            self.over.set()
+        self._draining = True
         for connection in list(port.connections):
             connection.drain()
 
@@ -483,13 +488,17 @@ def _ignore(request: InferenceRequest, response: InferenceResponse | None, final
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves until the core or its last connection ends."""
-    packets, connections = (socket.socket(fileno=int(each)) for each in arguments)
+    """Serves until the core ends, or ends it."""
+    sockets = [socket.socket(fileno=int(each)) for each in arguments]
     # The core says when to end; service managers send signals to all processes of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel = PacketChannel(packets, blocking=False)
-    front = Front(MessageStream(channel, in_worker=False, trusted=True), connections)
+    streams = [
+        MessageStream(PacketChannel(packets, blocking=False), in_worker=False, trusted=True)
+        for packets in sockets[::2]
+    ]
+    front = Front(streams[0], sockets[1])
+    HttpFront(streams[1], sockets[3], front.over.set)
     front.over.wait()
     os._exit(0)
 

@@ -1,5 +1,7 @@
 """The gRPC port with fronts: listens, gives each connection to a front, keeps the fronts alive.
 
+The same fronts have the connections of the HTTP ports, see `http_fronts`.
+
 Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest
 open calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no
 front takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
@@ -32,7 +34,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -52,9 +54,11 @@ from conch.frontends.grpc.transport.transport_server import (
     port_options,
 )
 from conch.frontends.grpc.transport.wire import tls_context
+from conch.frontends.http.http_loop import LoopThread
 from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
+from conch.fronts.http_fronts import HttpFronts, HttpLink
 from conch.observability.metrics.server_metrics import FrontProcess
 from conch.workers.protocol.blocks import Mappings
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
@@ -75,6 +79,7 @@ class Front:
         name: Its name in the log.
         policy: When it is started again.
         link: The link to its process; None while there is none.
+        http: That for HTTP.
         process: Its process; None while there is none.
     """
 
@@ -82,6 +87,7 @@ class Front:
         self.name = name
         self.policy = RestartPolicy(longest_wait_ns=_LONGEST_WAIT_NS)
         self.link: FrontLink | None = None
+        self.http: HttpLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._cpu_before_s = 0.0  # of processes that have ended
         self._cpu_s = 0.0  # of the process, as last read
@@ -93,7 +99,18 @@ class Front:
         cpu_s = self._cpu_before_s + self._cpu_s
         if link is None:
             return FrontProcess(self.name, False, 0, cpu_s, self.policy.restarts)
-        return FrontProcess(self.name, link.responsive, link.connections, cpu_s, self.policy.restarts)
+        return FrontProcess(self.name, link.responsive, self.load[1], cpu_s, self.policy.restarts)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Its open calls, and its connections; any thread."""
+        link, http = self.link, self.http
+        calls = connections = 0
+        if link is not None:
+            calls, connections = len(link.calls), link.connections
+        if http is not None:
+            calls, connections = calls + len(http.exchanges), connections + http.connections
+        return calls, connections
 
     def end(self) -> int:
         """Kills and reaps its process; returns the status."""
@@ -123,10 +140,15 @@ class FrontServer:
 
     Args:
         options: The port's.
+        thread: The event loop of the HTTP ports.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        http: The HTTP ports, whose connections the same fronts have.
     """
 
-    def __init__(self, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, options: GrpcOptions, thread: LoopThread, clock: Clock = monotonic_ns) -> None:
+        self.http = HttpFronts(thread, self._http_links)
         limits = port_options(options)
         # Each front has its share of what the port may hold; connections are counted here.
         self._port = PortState(limits, clock)
@@ -143,7 +165,7 @@ class FrontServer:
         self._thread = threading.Thread(target=self._supervise, name="conch-fronts", daemon=True)
         self._all_serve = threading.Event()
         self._all_ended = threading.Event()
-        self._stopping = self._ended = False
+        self._stopping = self._ended = self._closed = False
         self._most_connections = limits.most_connections
         self._waiting: deque[tuple[int, socket.socket, str]] = deque()  # connections that no front takes
 
@@ -223,17 +245,29 @@ class FrontServer:
         end = time.monotonic() + grace_s
         loop.call_soon(self._drain)
         in_time = self._all_ended.wait(grace_s)
+        if in_time and self.http.open:  # those connections end later
+            left = max(end - time.monotonic(), _MIN_WAIT_S)
+            self._ended = self._port.open_calls.wait_until_none(left)
+            return self._ended
+        self.close()
+        left = max(end - time.monotonic(), _MIN_WAIT_S)
+        self._ended = self._port.open_calls.wait_until_none(left) and in_time
+        if not self._ended:
+            log.warning("calls are still being worked on %.1f s after the server was stopped", grace_s)
+        return self._ended
+
+    def close(self) -> None:
+        """Ends the fronts, if they run; blocks."""
+        loop = self._loop
+        if loop is None or self._closed:
+            return
+        self._closed = True
         self._events.put(None)
         self._thread.join()  # it kills what is left
         closed = threading.Event()
         loop.call_soon(partial(self._close_links, closed))
         closed.wait()
-        left = max(end - time.monotonic(), _MIN_WAIT_S)
-        self._ended = self._port.open_calls.wait_until_none(left) and in_time
-        if not self._ended:
-            log.warning("calls are still being worked on %.1f s after the server was stopped", grace_s)
         IO_LOOP.release()
-        return self._ended
 
     def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
         """See `RpcServer.drain_streams`."""
@@ -251,18 +285,28 @@ class FrontServer:
 
     def _give(self, listener: int, accepted: socket.socket, peer: str) -> bool:
         """Gives a connection to a front; False if none takes it now."""
-        links = [front.link for front in self._fronts if front.link is not None and front.link.responsive]
-        links.sort(key=lambda link: (len(link.calls), link.connections))
-        for link in links:
-            if link.give(accepted, listener, peer):
+        for front in self._by_load():
+            link = front.link
+            if link is not None and link.serving and link.give(accepted, listener, peer):
                 accepted.close()
                 return True
         return False
+
+    def _by_load(self) -> list[Front]:
+        """The fronts that are alive, the one with the fewest open calls first; any thread."""
+        found = [each for each in self._fronts if (link := each.link) is not None and link.alive]
+        return sorted(found, key=lambda front: front.load)
+
+    def _http_links(self) -> list[HttpLink]:
+        """Those of the fronts that take HTTP connections; on their loop."""
+        return [http for front in self._by_load() if (http := front.http) is not None and http.serving]
 
     def _give_waiting(self) -> None:
         """Gives connections that wait to a front that has just been heard of."""
         while self._waiting and self._give(*self._waiting[0]):
             self._waiting.popleft()
+        if self._stopping:
+            self._check_ended()
 
     def _drain(self) -> None:
         for listener in self._bound:
@@ -295,8 +339,13 @@ class FrontServer:
         self._events.put((front, reason))
         self._check_ended()
 
+    def _on_http_lost(self, link: FrontLink, reason: str) -> None:
+        """Ends a front whose link for HTTP has ended; on the HTTP ports' loop."""
+        link.loop.call_soon(partial(link.lose, reason))
+
     def _check_ended(self) -> None:
-        if self._stopping and all(front.link is None for front in self._fronts):
+        links = [front.link for front in self._fronts]
+        if self._stopping and all(link is None or not link.connections for link in links):
             self._all_ended.set()
 
     def _close_links(self, closed: threading.Event) -> None:
@@ -360,14 +409,16 @@ class FrontServer:
         loop = self._loop
         assert loop is not None, "the server has started"
         try:
-            with ExitStack() as undo:
-                packets, their_packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                undo.callback(packets.close)
-                with their_packets:
-                    given, their_given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                    undo.callback(given.close)
-                    with their_given:
-                        front.process = _start_process(their_packets.fileno(), their_given.fileno())
+            with ExitStack() as undo, ExitStack() as theirs:
+                ours: list[socket.socket] = []
+                given: list[int] = []
+                for _ in range(4):  # messages and connections, for gRPC and for HTTP
+                    our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    undo.callback(our_end.close)
+                    theirs.callback(their_end.close)
+                    ours.append(our_end)
+                    given.append(their_end.fileno())
+                front.process = _start_process(given)
                 undo.pop_all()
         except OSError as error:
             log.error("%s can't be started: %s", front.name, error)
@@ -375,8 +426,8 @@ class FrontServer:
             return
         link = FrontLink(
             front.name,
-            packets,
-            given,
+            ours[0],
+            ours[1],
             self._handlers,
             self._requests,
             self._port.open_calls,
@@ -392,17 +443,19 @@ class FrontServer:
         loop.call_soon(
             partial(self._connect, front, link, FrontSettings(limits, tuple(self._tls), *methods, level))
         )
+        on_lost = partial(self._on_http_lost, link)
+        front.http = self.http.connect(ours[2], ours[3], on_lost)
 
 
-def _start_process(packets: int, connections: int) -> subprocess.Popen[bytes]:
-    """Starts a front with its ends of two sockets; it ends when the core closes them.
+def _start_process(sockets: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts a front with its ends of the sockets; it ends when the core closes them.
 
     Raises:
         OSError: The system does not allow it.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "conch.fronts.front_process", str(packets), str(connections)],
+        [sys.executable, "-P", "-m", "conch.fronts.front_process", *map(str, sockets)],
         stdin=subprocess.DEVNULL,
-        pass_fds=(packets, connections),
+        pass_fds=sockets,
         start_new_session=True,  # a terminal's signals are for the core
     )

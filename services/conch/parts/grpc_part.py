@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from conch.core.errors import InvalidArgumentError
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.http.http_loop import LoopThread
 from conch.observability.metrics.sample_text import Family
 from conch.observability.metrics.server_metrics import client_families, front_families
 from conch.parts.server_part import PartContext, Port
@@ -15,14 +16,15 @@ from conch.process.endpoint import security
 
 if TYPE_CHECKING:
     from conch.fronts.front_server import FrontServer
+    from conch.fronts.http_fronts import HttpFronts
 
 
-def _fronts(options: GrpcOptions) -> tuple[FrontServer, Transport]:
+def _fronts(options: GrpcOptions, thread: LoopThread) -> tuple[FrontServer, Transport]:
     """Front processes; only servers that have some import their modules."""
     from conch.fronts.decoded_requests import FrontDecoder, FrontEncoder
     from conch.fronts.front_server import FrontServer
 
-    server = FrontServer(options)
+    server = FrontServer(options, thread)
     return server, Transport(server, FrontDecoder, FrontEncoder())
 
 
@@ -49,7 +51,7 @@ class GrpcPart(Port):
                     "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet, as "
                     "these refuse calls before their messages are received, and front processes do not"
                 )
-            self._fronts, transport = _fronts(options)
+            self._fronts, transport = _fronts(options, context.loop)
         self._front_end = GrpcFrontEnd(
             context.core,
             options,
@@ -60,6 +62,11 @@ class GrpcPart(Port):
             access=context.access,
             transport=transport,
         )
+
+    @property
+    def http_fronts(self) -> HttpFronts | None:
+        """Front processes for the connections of HTTP ports; None without any."""
+        return None if self._fronts is None else self._fronts.http
 
     def listen(self) -> int:
         """Starts the front end."""
@@ -74,3 +81,9 @@ class GrpcPart(Port):
     def drain(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight end, and closes."""
         return self.port is None or self._front_end.stop(grace_s)
+
+    def close(self, grace_s: float) -> bool:
+        """Ends the front processes, which have no connections any more."""
+        if self._fronts is not None:
+            self._fronts.close()
+        return True

@@ -37,6 +37,7 @@ class HttpPart(Port):
             context.reports,
             metrics=context.metrics,
             access=context.access,
+            fronts=context.http_fronts,
         )
 
     def check_models(self) -> None:

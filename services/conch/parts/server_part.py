@@ -23,7 +23,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from conch.access.access_guard import Access
 from conch.core.backend import FindBackend
@@ -47,6 +47,9 @@ from conch.process.forked_sockets import ListeningAddresses
 from conch.process.start_diagnostics import Address, check_free
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.agent import Agent
+
+if TYPE_CHECKING:
+    from conch.fronts.http_fronts import HttpFronts
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class PartContext:
         cache: The response cache; None without one.
         get_backend: Finds a backend by name.
         metrics: Handler of ``GET /metrics`` for other ports; None without metrics.
+        http_fronts: Have the connections of HTTP ports for clients; None without front processes.
     """
 
     core: ServerState
@@ -94,6 +98,7 @@ class PartContext:
     cache: CacheService | None
     get_backend: FindBackend
     metrics: Handler | None = None
+    http_fronts: HttpFronts | None = None
 
     def endpoints(self) -> list[Endpoint]:
         """The open ports and sockets of all parts."""

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from tests.support.draining import Load
+from tests.support.fronts import front_metrics
 from tests.support.hazards import fronts_of
 from tests.support.http2_peer import FrameType, Http2Peer, call, ping
 from tests.support.loading import load as load_model
@@ -57,12 +57,6 @@ def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: floa
     assert answer is not None
     found: Values = answer[0]
     return found
-
-
-def _metrics(server: ServerProcess, name: str) -> list[float]:
-    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_S) as answer:
-        lines = answer.read().decode().splitlines()
-    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
 
 
 def _answers(server: ServerProcess, values: Values) -> bool:
@@ -113,18 +107,18 @@ def test_each_client_gets_its_own_bytes(tmp_path: Path, placement: str) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(count > 0 for count in _metrics(server, "conch_front_cpu_seconds_total"))
+        assert all(count > 0 for count in front_metrics(server, "conch_front_cpu_seconds_total"))
     assert not wrong
 
 
 def _kill_one(server: ServerProcess, values: Values) -> None:
     """Kills one of two fronts that have a client each: the other client notices nothing."""
-    eventually(lambda: _metrics(server, "conch_front_up") == [1, 1], "both serve")
+    eventually(lambda: front_metrics(server, "conch_front_up") == [1, 1], "both serve")
     with client_of(server) as first, client_of(server) as second:
         for client in (first, second):
             assert np.array_equal(_infer(client, values), values)
-        eventually(lambda: _metrics(server, "conch_front_connections") == [1, 1], "each has a client")
-        restarts = sum(_metrics(server, "conch_front_restarts_total"))
+        eventually(lambda: front_metrics(server, "conch_front_connections") == [1, 1], "each has a client")
+        restarts = sum(front_metrics(server, "conch_front_restarts_total"))
         fronts_of(server)[0].kill()
         failed = 0
         for client in (first, second):
@@ -133,10 +127,12 @@ def _kill_one(server: ServerProcess, values: Values) -> None:
             except InferenceServerException:
                 failed += 1
         assert failed <= 1
-        eventually(lambda: sum(_metrics(server, "conch_front_restarts_total")) > restarts, "it is noticed")
+        eventually(
+            lambda: sum(front_metrics(server, "conch_front_restarts_total")) > restarts, "it is noticed"
+        )
         for client in (first, second):
             assert np.array_equal(_infer(client, values), values)
-    eventually(lambda: _metrics(server, "conch_front_connections") == [0, 0], "their clients have left")
+    eventually(lambda: front_metrics(server, "conch_front_connections") == [0, 0], "their clients have left")
 
 
 @pytest.mark.parametrize("placement", ["in_process", "worker"])
@@ -150,8 +146,8 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path, placement:
             _kill_one(server, values)
         # How many blocks are mapped varies by a few; each has two descriptors, as has a front's link.
         eventually(lambda: core.num_fds() < descriptors + 8, "its descriptors are closed")
-        assert sum(_metrics(server, "conch_front_restarts_total")) == 5
-        assert _metrics(server, "conch_pending_requests") == [0]
+        assert sum(front_metrics(server, "conch_front_restarts_total")) == 5
+        assert front_metrics(server, "conch_pending_requests") == [0]
 
 
 def _sent(client: triton.InferenceServerClient) -> int:
@@ -172,7 +168,7 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
     ):
         parts = map(part_of, reader.stream([parts_request(0, count, width)]))
         assert next(parts) == (0, width)
-        connections = _metrics(server, "conch_front_connections")
+        connections = front_metrics(server, "conch_front_connections")
         hanging = sorted(fronts_of(server), key=lambda front: front.pid)[connections.index(1)]
         hanging.suspend()
         try:
@@ -274,7 +270,7 @@ def test_swaps_under_load_fail_nothing(tmp_path: Path) -> None:
         closing(RawClient(server.address)) as operator,
     ):
         loads = [Load(server.address, "m", polite=False) for _ in range(3)]
-        eventually(lambda: all(_metrics(server, "conch_front_connections")), "all fronts have clients")
+        eventually(lambda: all(front_metrics(server, "conch_front_connections")), "all fronts have clients")
         for version in range(2, 12):
             completed = [load.completed for load in loads]
             steering.write(tmp_path / "models", "m", version)

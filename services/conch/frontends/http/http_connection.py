@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
     def finished(self, exchange: HttpExchange) -> None:
         """Ends a request: closes the connection, or goes on with the next one."""
         exchange.done = True
-        exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = None
+        exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = exchange.sink = None
         if exchange.held:
             self.hold_body(False)
         if not exchange.keep_alive:

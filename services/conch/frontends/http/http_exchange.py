@@ -34,7 +34,8 @@ STATUS_LINES = {
 }
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOINED_BYTES = 64 * 1024
-_UNASKED_BYTES = 64 * 1024  # of a body that the handler has not asked for
+UNASKED_BYTES = 64 * 1024
+"""Bytes that are read of a body that the handler has not asked for."""
 
 
 class Reply(NamedTuple):
@@ -133,6 +134,7 @@ class HttpExchange:
         filler: Bytes that clients ignore within the response, sent as a probe.
         unsent: Bytes of the response not yet passed to the transport.
         hooks: A provider's changes of the request and its response; None for none.
+        sink: Takes the pieces of the body in place of `collected`; None for none.
     """
 
     __slots__ = (
@@ -160,6 +162,7 @@ class HttpExchange:
         "path",
         "query",
         "read_ns",
+        "sink",
         "size",
         "then",
         "unread",
@@ -201,6 +204,7 @@ class HttpExchange:
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
         self.hooks: ExchangeHooks | None = None
+        self.sink: Callable[[bytes], None] | None = None
 
     @property
     def caller(self) -> HttpExchange:
@@ -258,11 +262,19 @@ class HttpExchange:
             then()
             return
         self.then = then
+        self._ask()
+
+    def _ask(self) -> None:
+        """Has the client send the body, and reads on."""
         if self.held:
-            self.held = False
-            self._connection.hold_body(False)
+            self.hold(False)
         if self.fields.get(b"expect", b"").lower() == b"100-continue":
             self._connection.transport.write(CONTINUE)
+
+    def hold(self, held: bool) -> None:
+        """Pauses reading the body, or resumes it."""
+        self.held = held
+        self._connection.hold_body(held)
 
     async def wait_body(self, most: int) -> None:
         """As `read_body`. Raises ClientDisconnectError: the client disconnected."""
@@ -293,13 +305,15 @@ class HttpExchange:
         """Adds a piece of the body; called by the connection."""
         if self.done or self.unread:
             return
+        if self.sink is not None:
+            self.sink(piece)
+            return
         if self.collected is None:
             self.collected = RequestBody(self.length)
         self.collected.add(piece)
         self.size += len(piece)
-        if self.size > _UNASKED_BYTES and self.then is None and not self.held:
-            self.held = True
-            self._connection.hold_body(True)
+        if self.size > UNASKED_BYTES and self.then is None and not self.held:
+            self.hold(True)
         if self.size > self.most or self.chunks > MOST_CHUNKS:
             self.unread = True
             self.collected = None
@@ -310,7 +324,7 @@ class HttpExchange:
     def disconnected(self) -> None:
         """Tells the handler that the client disconnected; called by the connection."""
         on_disconnect, self.on_disconnect = self.on_disconnect, None
-        self.then = self.collected = self.whole = None
+        self.then = self.collected = self.whole = self.sink = None
         if on_disconnect is not None and not self.done:
             on_disconnect()
 
@@ -358,15 +372,19 @@ class HttpExchange:
             return
         self._connection.finished(self)
 
-    def begin_response(self, status: int, headers: Headers, filler: bytes = b"") -> None:
-        """Begins a response of unknown length: in chunks, or up to the connection's end with HTTP/1.0.
+    def begin_response(
+        self, status: int, headers: Headers, filler: bytes = b"", size: int | None = None
+    ) -> None:
+        """Begins a response that comes in pieces.
 
         Args:
             status: HTTP status.
             headers: Headers.
             filler: Content that clients ignore, sent to find out whether a half-closed client is there.
+            size: Its length; None if that is not known: in chunks, or up to the connection's end with
+                HTTP/1.0.
         """
-        self._chunked = self.version != "1.0"
+        self._chunked = size is None and self.version != "1.0"
         self.filler = self._coded(filler)
         self.began = True
         headers = headers + (self.extra_headers or [])
@@ -376,6 +394,8 @@ class HttpExchange:
             headers.append((b"connection", b"close"))
         if self._chunked:
             headers.append((b"transfer-encoding", b"chunked"))
+        elif size is not None:
+            headers.append((b"content-length", b"%d" % size))
         lines = [b"%b: %b\r\n" % header for header in headers]
         self._write(b"".join([STATUS_LINES[status], *lines, b"\r\n"]))
 
@@ -396,6 +416,10 @@ class HttpExchange:
     def write(self, data: bytes) -> None:
         """Sends a piece, whether the client reads or not."""
         self._write(self._coded(data))
+
+    def abort(self) -> None:
+        """Breaks the connection off: the response can't be completed."""
+        self._connection.transport.abort()
 
     def end(self) -> None:
         """Ends a response that `begin_response` began."""

@@ -8,9 +8,10 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -18,12 +19,14 @@ import uvloop
 from conch.core.errors import UnavailableError
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler, refusal
+from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.timeouts import ClientTimeouts
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_ABORT_S = 1.0
+ABORT_S = 1.0
+"""Time for what is aborted to end."""
 _ENTRY_S = 0.1  # for connections that have been accepted, and are not open yet
 _LOOK_S = 0.02  # between looks at requests that a stop waits for; a notice would cost each request a call
 _HANDSHAKE_S = 10.0
@@ -93,12 +96,12 @@ class LoopThread:
         Raises:
             UnavailableError: The address can't be listened on.
         """
-        bound = _bound_socket(host, port, reuse_port)
+        bound = bound_socket(host, port, reuse_port)
         self.start()
-        listener = Listener(self, handler, bound.getsockname()[1], timeouts, most_connections)
         with ExitStack() as undo:
             undo.callback(bound.close)
-            self.run(listener.start(bound, tls)).result()
+            listener = Listener(self, handler, bound, tls, timeouts, most_connections)
+            self.run(listener.start()).result()
             undo.pop_all()
         return listener
 
@@ -119,60 +122,123 @@ class LoopThread:
             loop.close()
 
 
-class Listener:
-    """A listening port and its connections; connections over the limit are refused."""
+class Acceptor:
+    """Accepts the connections of a bound socket; event loop only.
 
-    def __init__(
-        self, thread: LoopThread, handler: Handler, port: int, timeouts: ClientTimeouts, most_connections: int
-    ) -> None:
-        self._thread = thread
-        self._handler = handler
-        self._timeouts = timeouts
-        self._state = ListenerState(thread.loop, most_connections)
-        self._entries: set[asyncio.Task[None]] = set()
-        self.port = port
-
-    async def start(self, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Starts accepting connections; runs on the loop."""
-        self._bound, self._tls = bound, tls
-        bound.listen(_BACKLOG)
-        self._listen()
-        self._check_clients(self._thread.loop)
+    Args:
+        loop: The event loop.
+        bound: The socket, which `stop` closes.
+        take: Takes each connection.
+    """
 
     # The loop's own servers count no connection before the end of its handshake, and where descriptors are
     # exhausted they close all that wait.
 
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, bound: socket.socket, take: Callable[[socket.socket], None]
+    ) -> None:
+        self._loop = loop
+        self._bound = bound
+        self._take = take
+
+    def start(self) -> None:
+        """Starts accepting."""
+        self._bound.listen(_BACKLOG)
+        self._listen()
+
     def _listen(self) -> None:
         self._accepting: asyncio.TimerHandle | None = None
-        self._thread.loop.add_reader(self._bound, self._accept)
+        self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accepts some of the connections that wait; refuses those over the limit."""
+        """Accepts some of the connections that wait."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._bound.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # descriptors or memory are exhausted
-                log.warning("port %d can't accept connections: %s", self.port, error.strerror)
-                self._thread.loop.remove_reader(self._bound)
-                self._accepting = self._thread.loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+                port = self._bound.getsockname()[1]
+                log.warning("port %d can't accept connections: %s", port, error.strerror)
+                self._loop.remove_reader(self._bound)
+                self._accepting = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
             accepted.setblocking(False)
-            if self._state.full:
-                self._refuse(accepted)
-            else:
-                connection = Connection(self._handler, self._state)
-                self._state.entering.add(connection)
-                task = self._thread.loop.create_task(self._enter(connection, accepted))
-                self._entries.add(task)
-                task.add_done_callback(self._entries.discard)
+            self._take(accepted)
+
+    def stop(self) -> None:
+        """Stops accepting."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        self._loop.remove_reader(self._bound)
+        self._bound.close()
+
+
+def refuse_crowded(accepted: socket.socket, tls: bool) -> None:
+    """Refuses a connection of a port that has as many as it may."""
+    with accepted, suppress(OSError):
+        if not tls:
+            accepted.send(_TOO_MANY)
+            accepted.shutdown(socket.SHUT_WR)
+            accepted.recv(_UNREAD_BYTES)  # else the kernel resets the connection before the client reads
+
+
+class ConnectionSet:
+    """Connections with one handler, their timeouts and their end; event loop only.
+
+    Args:
+        loop: The event loop.
+        handler: Answers the requests.
+        tls: TLS, or None for plain text.
+        timeouts: Timeouts of clients.
+        most_connections: Limit of connections.
+        on_left: Called when a connection has ended.
+
+    Attributes:
+        handler: Answers the requests of further connections.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: Handler,
+        tls: ssl.SSLContext | None,
+        timeouts: ClientTimeouts,
+        most_connections: int,
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.handler = handler
+        self._loop = loop
+        self._tls = tls
+        self._timeouts = timeouts
+        self._state = ListenerState(loop, most_connections)
+        self._state.on_lost = self._lost
+        self._on_left = on_left
+        self._none = asyncio.Event()
+        self._entries: set[asyncio.Task[None]] = set()
+        self._check_clients()
+
+    def __len__(self) -> int:
+        return len(self._state.entering) + len(self._state.connections)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many connections as there may be."""
+        return self._state.full
+
+    def serve(self, accepted: socket.socket) -> None:
+        """Serves a connection."""
+        connection = Connection(self.handler, self._state)
+        self._state.entering.add(connection)
+        task = self._loop.create_task(self._enter(connection, accepted))
+        self._entries.add(task)
+        task.add_done_callback(self._entries.discard)
 
     async def _enter(self, connection: Connection, accepted: socket.socket) -> None:
         """Opens a connection, with TLS's handshake if there is one."""
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._thread.loop.connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
                 ssl=self._tls,
@@ -181,24 +247,86 @@ class Listener:
         except OSError:  # the client is gone, or it and TLS do not agree
             accepted.close()
         finally:
-            self._state.entering.discard(connection)
+            if connection in self._state.entering:
+                self._state.entering.discard(connection)
+                self._on_left()
 
-    def _refuse(self, accepted: socket.socket) -> None:
-        with accepted, suppress(OSError):
-            if self._tls is None:
-                accepted.send(_TOO_MANY)
-                accepted.shutdown(socket.SHUT_WR)
-                accepted.recv(_UNREAD_BYTES)  # else the kernel resets the connection before the client reads
+    def _lost(self) -> None:
+        if not self._state.connections:
+            self._none.set()
+        self._on_left()
 
-    def _check_clients(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_clients(self) -> None:
         """Closes connections that timed out; reschedules itself."""
-        timeouts, now = self._timeouts, loop.time()
+        timeouts, now = self._timeouts, self._loop.time()
         if len(self._state.connections) > _CROWDED_SHARE * self._state.most_connections:
             timeouts = timeouts.while_crowded()
         for connection in list(self._state.connections):
             if connection.progress.timed_out(connection.snapshot(), timeouts, now):
                 connection.give_up()
-        self._look: asyncio.TimerHandle = loop.call_later(timeouts.every_s, self._check_clients, loop)
+        self._look: asyncio.TimerHandle = self._loop.call_later(timeouts.every_s, self._check_clients)
+
+    def begun(self) -> list[HttpExchange]:
+        """The requests that have come whole and are not answered yet."""
+        return [each for connection in self._state.connections for each in connection.begun()]
+
+    async def close(self, grace_s: float) -> bool:
+        """Waits up to `grace_s` seconds for requests in flight, and closes.
+
+        Returns:
+            True if all requests finished.
+        """
+        if self._entries:  # without TLS they are open at once
+            _, late = await asyncio.wait(list(self._entries), timeout=min(grace_s, _ENTRY_S))
+            for task in late:
+                task.cancel()
+        state = self._state
+        self._none.clear()
+        for connection in list(state.connections):
+            connection.shutdown()
+        if not state.connections:
+            self._none.set()
+        self._look.cancel()
+        self._timeouts = self._timeouts.while_stopping()
+        self._check_clients()
+        ended = await in_time(self._none.wait(), grace_s)
+        self._look.cancel()
+        if not ended:
+            for connection in list(state.connections):
+                connection.transport.abort()
+            await in_time(self._none.wait(), ABORT_S)
+        await end_tasks(state.tasks)
+        return ended
+
+
+class Listener:
+    """A listening port and its connections; connections over the limit are refused."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        handler: Handler,
+        bound: socket.socket,
+        tls: ssl.SSLContext | None,
+        timeouts: ClientTimeouts,
+        most_connections: int,
+    ) -> None:
+        self._thread = thread
+        self._tls = tls
+        self._make = partial(ConnectionSet, thread.loop, handler, tls, timeouts, most_connections)
+        self._acceptor = Acceptor(thread.loop, bound, self._take)
+        self.port: int = bound.getsockname()[1]
+
+    async def start(self) -> None:
+        """Starts accepting connections; runs on the loop."""
+        self._connections = self._make()
+        self._acceptor.start()
+
+    def _take(self, accepted: socket.socket) -> None:
+        if self._connections.full:
+            refuse_crowded(accepted, self._tls is not None)
+        else:
+            self._connections.serve(accepted)
 
     def finish_begun(self, handler: Handler, grace_s: float) -> bool:
         """Waits up to `grace_s` seconds for the requests that have begun; `handler` answers new connections.
@@ -209,14 +337,8 @@ class Listener:
         return self._thread.run(self._finish_begun(handler, grace_s)).result()
 
     async def _finish_begun(self, handler: Handler, grace_s: float) -> bool:
-        self._handler = handler
-        begun = [each for connection in self._state.connections for each in connection.begun()]
-
-        async def ended() -> None:
-            while any(not each.done and not each.lost for each in begun):
-                await asyncio.sleep(_LOOK_S)
-
-        return await _in_time(ended(), grace_s)
+        self._connections.handler = handler
+        return await ended_in_time(self._connections.begun(), grace_s)
 
     def close(self, grace_s: float) -> bool:
         """Stops accepting, waits up to `grace_s` seconds for requests in flight, and closes.
@@ -227,44 +349,32 @@ class Listener:
         return self._thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
-        if self._accepting is not None:
-            self._accepting.cancel()
-        self._thread.loop.remove_reader(self._bound)
-        self._bound.close()
-        if self._entries:  # without TLS they are open at once
-            _, late = await asyncio.wait(list(self._entries), timeout=min(grace_s, _ENTRY_S))
-            for task in late:
-                task.cancel()
-        state = self._state
-        none = asyncio.Event()
-
-        def lost() -> None:
-            if not state.connections:
-                none.set()
-
-        state.on_lost = lost
-        for connection in list(state.connections):
-            connection.shutdown()
-        lost()
-        self._look.cancel()
-        self._timeouts = self._timeouts.while_stopping()
-        self._check_clients(self._thread.loop)
-        ended = await _in_time(none.wait(), grace_s)
-        self._look.cancel()
-        if not ended:
-            for connection in list(state.connections):
-                connection.transport.abort()
-            await _in_time(none.wait(), _ABORT_S)
-        if state.tasks:
-            _, late = await asyncio.wait(list(state.tasks), timeout=_ABORT_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=_ABORT_S)
-        return ended
+        self._acceptor.stop()
+        return await self._connections.close(grace_s)
 
 
-async def _in_time(work: Coroutine[Any, Any, Any], seconds: float) -> bool:
+async def ended_in_time(begun: Sequence[HttpExchange], seconds: float) -> bool:
+    """Waits until exchanges have ended; False if some have not in time."""
+
+    async def ended() -> None:
+        while any(not each.done and not each.lost for each in begun):
+            await asyncio.sleep(_LOOK_S)
+
+    return await in_time(ended(), seconds)
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Waits a moment for the tasks of handlers, and cancels those that go on."""
+    if tasks:
+        _, late = await asyncio.wait(list(tasks), timeout=ABORT_S)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=ABORT_S)
+
+
+async def in_time(work: Coroutine[Any, Any, Any], seconds: float) -> bool:
+    """Runs a coroutine; False if it does not end in time."""
     try:
         await asyncio.wait_for(work, max(seconds, 0.001))
     except TimeoutError:
@@ -272,7 +382,8 @@ async def _in_time(work: Coroutine[Any, Any, Any], seconds: float) -> bool:
     return True
 
 
-def _bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
+def bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
+    """Binds an address. Raises UnavailableError: it can't be listened on."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

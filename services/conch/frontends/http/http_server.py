@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from typing import Protocol
 
 from conch.access.access_guard import Access, AccessGuard, PortRules
 from conch.core.admission import ExitingError
@@ -14,8 +15,8 @@ from conch.core.server_state import ServerState
 from conch.frontends.http.cors import CrossOriginInference
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_loop import Listener, LoopThread
-from conch.frontends.http.http_options import HttpOptions
+from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_options import HttpOptions, HttpTls
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RefusalLog, RouteTable, respond_not_found, route
 from conch.frontends.http.infer.infer_route import InferRoute
@@ -31,6 +32,34 @@ _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
 
 
+class PortListener(Protocol):
+    """A listening port; see `http_loop.Listener`."""
+
+    port: int
+
+    def finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        """See `Listener.finish_begun`."""
+
+    def close(self, grace_s: float) -> bool:
+        """See `Listener.close`."""
+
+
+class ListeningFronts(Protocol):
+    """Front processes, which may have the connections of a port."""
+
+    def listen(
+        self,
+        handler: Handler,
+        host: str,
+        port: int,
+        tls: HttpTls | None,
+        reuse_port: bool,
+        idle_s: float,
+        most_connections: int,
+    ) -> PortListener:
+        """Listens on an address; the rest is as in `LoopThread.listen`."""
+
+
 class HttpFrontEnd:
     """Serves REST on one port; the event loop thread may be shared with other listeners."""
 
@@ -44,7 +73,9 @@ class HttpFrontEnd:
         clock: Clock = monotonic_ns,
         metrics: Handler | None = None,
         access: Access | None = None,
+        fronts: ListeningFronts | None = None,
     ) -> None:
+        self._fronts = fronts
         self._options = options
         self._providers = (*filter(None, [options.platform]), *options.further)
         self._core = core
@@ -103,7 +134,7 @@ class HttpFrontEnd:
             api = replace(api, unmatched=table.further)
         if platform is not None:
             self._handler = platform.bind(api)
-        self._listener: Listener | None = None
+        self._listener: PortListener | None = None
 
     def check(self) -> None:
         """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""
@@ -120,16 +151,16 @@ class HttpFrontEnd:
             UnavailableError: The address or the certificates can't be used.
         """
         options = self._options
+        address = options.address.strip("[]"), options.port
+        most = options.max_connections or most_descriptors(HTTP_SHARES)
+        if self._fronts is not None:
+            self._listener = self._fronts.listen(
+                self._handler, *address, options.tls, options.reuse_port, options.idle_timeout_s, most
+            )
+            return self._listener.port
         tls = None if options.tls is None else options.tls.context()
-        self._listener = self._thread.listen(
-            self._handler,
-            options.address.strip("[]"),
-            options.port,
-            tls,
-            options.reuse_port,
-            ClientTimeouts(idle_s=options.idle_timeout_s),
-            options.max_connections or most_descriptors(HTTP_SHARES),
-        )
+        timeouts = ClientTimeouts(idle_s=options.idle_timeout_s)
+        self._listener = self._thread.listen(self._handler, *address, tls, options.reuse_port, timeouts, most)
         return self._listener.port
 
     def finish_begun(self, grace_s: float) -> bool:

@@ -115,6 +115,7 @@ class Kind(IntEnum):
     STATE = 38  # F: JSON: what its clients have caused
     DRAIN = 39  # C: all connections are to end
     BLOCK = 40  # S, C: a block of a third process, as new block of the message
+    HTTP = 41  # B: records of HTTP exchanges, see `conch.fronts.http_messages`
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -122,7 +123,17 @@ _KINDS = {int(kind): kind for kind in Kind}
 _MOST_BYTES = 2**31 - 1
 MOST_FACTS = 1 << 20  # records of the log, errors and the like: senders cut their texts to far less
 _WITH_TENSORS = frozenset(
-    {Kind.EXECUTE, Kind.DONE, Kind.RESPONSES, Kind.CALL, Kind.REPLY, Kind.OPEN, Kind.MESSAGE, Kind.ANSWER}
+    {
+        Kind.EXECUTE,
+        Kind.DONE,
+        Kind.RESPONSES,
+        Kind.CALL,
+        Kind.REPLY,
+        Kind.OPEN,
+        Kind.MESSAGE,
+        Kind.ANSWER,
+        Kind.HTTP,
+    }
 )
 _WITH_CONFIG_OR_FILES = frozenset({Kind.LOAD, Kind.QUERY, Kind.RESULT})
 

@@ -1,0 +1,462 @@
+"""HTTP ports with fronts: the core accepts, gives each connection to a front, and handles its exchanges.
+
+`FrontListener` is a listener as `http_loop.Listener` is, so a port and its handlers are the same with and
+without fronts. `HttpLink` is the core's end of one front. Supervision of the processes is `FrontServer`'s.
+
+Threads and locks: the event loop that HTTP ports share; what differs says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from conch.frontends.http.http_connection import Handler
+from conch.frontends.http.http_exchange import HttpExchange
+from conch.frontends.http.http_loop import (
+    ABORT_S,
+    Acceptor,
+    LoopThread,
+    bound_socket,
+    end_tasks,
+    ended_in_time,
+    in_time,
+    refuse_crowded,
+)
+from conch.frontends.http.http_options import HttpTls
+from conch.fronts.http_messages import (
+    READ_STEP,
+    HttpRecord,
+    PortSettings,
+    Record,
+    RecordSender,
+    decode_head,
+    decode_records,
+    encode_port,
+)
+from conch.fronts.remote_exchanges import RemoteExchange
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, PacketChannel, WireError
+from conch.workers.protocol.spec_json import record_to_json
+from conch.workers.protocol.tensors import MessageStream
+
+log = logging.getLogger(__name__)
+
+_READS = 8
+"""Messages handled before others have their turn."""
+_TRY_S = 0.05
+"""Time after which connections that no front has taken are offered again."""
+_TIDY_S = 10.0
+
+
+class HttpFronts:
+    """The HTTP ports of a server with fronts.
+
+    Args:
+        thread: The event loop.
+        find_links: Finds the fronts that take connections, the one with the fewest open calls first.
+    """
+
+    def __init__(self, thread: LoopThread, find_links: Callable[[], Sequence[HttpLink]]) -> None:
+        self.thread = thread
+        self._find_links = find_links
+        self._links: set[HttpLink] = set()
+        self._ports: dict[int, tuple[PortSettings, Handler]] = {}
+        self._numbers = 0
+        self._waiting: deque[tuple[int, socket.socket]] = deque()  # connections that no front takes
+        self._on_change: dict[int, Callable[[], None]] = {}
+        self.open = 0
+        self.tasks: dict[asyncio.Task[None], int] = {}
+
+    # From any thread.
+
+    def listen(
+        self,
+        handler: Handler,
+        host: str,
+        port: int,
+        tls: HttpTls | None,
+        reuse_port: bool,
+        idle_s: float,
+        most_connections: int,
+    ) -> FrontListener:
+        """Serves HTTP on an address; see `LoopThread.listen`.
+
+        Raises:
+            UnavailableError: The address or TLS can't be used.
+        """
+        if tls is not None:
+            tls.context()
+        bound = bound_socket(host, port, reuse_port)
+        self.thread.start()
+        with ExitStack() as undo:
+            undo.callback(bound.close)
+            listener = FrontListener(self, handler, bound, PortSettings(tls, idle_s, most_connections))
+            self.thread.run(listener.start()).result()
+            undo.pop_all()
+        self.open += 1
+        return listener
+
+    def connect(
+        self, packets: socket.socket, connections: socket.socket, on_lost: Callable[[str], None]
+    ) -> HttpLink:
+        """Begins the conversation with a front, whose sockets these are."""
+        self.thread.start()
+        link = HttpLink(self, packets, connections, on_lost)
+        self.thread.loop.call_soon_threadsafe(self._start, link)
+        return link
+
+    # On the loop.
+
+    def _start(self, link: HttpLink) -> None:
+        self._links.add(link)
+        link.start()
+        for number, (settings, _) in self._ports.items():
+            link.listen(number, settings)
+
+    def add_port(self, settings: PortSettings, handler: Handler, on_change: Callable[[], None]) -> int:
+        """Adds a port to all fronts; returns its number. `on_change`: connections have ended."""
+        self._numbers += 1
+        number = self._numbers
+        self._ports[number] = settings, handler
+        self._on_change[number] = on_change
+        for link in list(self._links):
+            link.listen(number, settings)
+        return number
+
+    def close_port(self, number: int, grace_s: float) -> None:
+        """Has all fronts end the connections of a port, to which no more are given."""
+        for each in [each for each in self._waiting if each[0] == number]:
+            self._waiting.remove(each)
+            each[1].close()
+        for link in list(self._links):
+            link.send(HttpRecord(Record.CLOSE, number, amount=int(grace_s * 1000)))
+
+    def remove_port(self, number: int) -> None:
+        """Forgets a port without connections."""
+        self._ports.pop(number, None)
+        self._on_change.pop(number, None)
+
+    def handler(self, number: int) -> Handler:
+        """The handler of a port, also of one that has just been closed."""
+        return self._ports[number][1] if number in self._ports else HttpExchange.abort
+
+    def give(self, number: int, accepted: socket.socket) -> None:
+        """Gives a connection to a front, at once or when one takes it."""
+        if self._waiting or not self._give(number, accepted):
+            if not self._waiting:
+                self.thread.loop.call_later(_TRY_S, self._give_waiting)
+            self._waiting.append((number, accepted))
+
+    def _give(self, number: int, accepted: socket.socket) -> bool:
+        for link in self._find_links():
+            if link.give(number, accepted):
+                accepted.close()
+                return True
+        return False
+
+    def _give_waiting(self) -> None:
+        while self._waiting and self._give(*self._waiting[0]):
+            self._waiting.popleft()
+        if self._waiting:
+            self.thread.loop.call_later(_TRY_S, self._give_waiting)
+
+    def connections(self, number: int) -> int:
+        """The open connections of a port, and those that wait for a front."""
+        waiting = sum(each[0] == number for each in self._waiting)
+        return waiting + sum(link.connections_of(number) for link in self._links)
+
+    def exchanges(self, numbers: Sequence[int]) -> list[RemoteExchange]:
+        """The exchanges of ports that have not ended."""
+        return [each for link in self._links for each in link.exchanges.values() if each.port in numbers]
+
+    def changed(self, number: int) -> None:
+        """Notes that connections of a port have ended."""
+        on_change = self._on_change.get(number)
+        if on_change is not None:
+            on_change()
+
+    def lost(self, link: HttpLink) -> None:
+        """Notes that a front is gone, and with it its connections."""
+        self._links.discard(link)
+        for number in list(self._ports):
+            self.changed(number)
+
+    def run(self, exchange: HttpExchange, port: int, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine of an exchange as a task."""
+        task = self.thread.loop.create_task(work)
+        self.tasks[task] = port
+        task.add_done_callback(partial(self._task_ended, exchange))
+
+    def _task_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
+        del self.tasks[task]
+        if not task.cancelled() and task.exception() is not None:
+            log.error(
+                "%s %s could not be answered", exchange.method, exchange.path, exc_info=task.exception()
+            )
+        if not exchange.done:
+            exchange.abort()
+
+
+class FrontListener:
+    """A listening port whose connections are its fronts'; see `http_loop.Listener`."""
+
+    def __init__(
+        self, fronts: HttpFronts, handler: Handler, bound: socket.socket, settings: PortSettings
+    ) -> None:
+        self._fronts = fronts
+        self._handler = handler
+        self._settings = settings
+        self._acceptor = Acceptor(fronts.thread.loop, bound, self._take)
+        self._numbers: list[int] = []  # the last is that of new connections
+        self.port: int = bound.getsockname()[1]
+
+    async def start(self) -> None:
+        """Starts accepting connections; runs on the loop."""
+        self._none = asyncio.Event()
+        self._add_port(self._handler)
+        self._acceptor.start()
+
+    def _add_port(self, handler: Handler) -> None:
+        self._numbers.append(self._fronts.add_port(self._settings, handler, self._check_none))
+
+    def _take(self, accepted: socket.socket) -> None:
+        if self._connections() >= self._settings.most_connections:
+            refuse_crowded(accepted, self._settings.tls is not None)
+        else:
+            self._fronts.give(self._numbers[-1], accepted)
+
+    def _connections(self) -> int:
+        return sum(map(self._fronts.connections, self._numbers))
+
+    def _check_none(self) -> None:
+        if not self._connections():
+            self._none.set()
+
+    def finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        """See `Listener.finish_begun`."""
+        return self._fronts.thread.run(self._finish_begun(handler, grace_s)).result()
+
+    async def _finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        begun = [each for each in self._fronts.exchanges(self._numbers) if each.complete]
+        self._add_port(handler)
+        return await ended_in_time(begun, grace_s)
+
+    def close(self, grace_s: float) -> bool:
+        """See `Listener.close`."""
+        ended = self._fronts.thread.run(self._close(grace_s)).result()
+        self._fronts.open -= 1
+        return ended
+
+    async def _close(self, grace_s: float) -> bool:
+        fronts = self._fronts
+        self._acceptor.stop()
+        self._none.clear()
+        for number in self._numbers:
+            fronts.close_port(number, grace_s)
+        self._check_none()
+        ended = await in_time(self._none.wait(), grace_s)
+        if not ended:
+            await in_time(self._none.wait(), ABORT_S)  # the fronts abort them
+            for exchange in fronts.exchanges(self._numbers):
+                exchange.abort()
+        await end_tasks([task for task, port in fronts.tasks.items() if port in self._numbers])
+        for number in self._numbers:
+            fronts.remove_port(number)
+        return ended
+
+
+class HttpLink:
+    """The core's end of one front, for HTTP.
+
+    Args:
+        fronts: The ports.
+        packets: The socket of its messages.
+        connections: The socket that its connections are sent on.
+        on_lost: Called once with the reason when it is gone.
+
+    Attributes:
+        exchanges: Its exchanges that have not ended, by number.
+        serving: Whether it takes connections.
+    """
+
+    def __init__(
+        self,
+        fronts: HttpFronts,
+        packets: socket.socket,
+        connections: socket.socket,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.exchanges: dict[int, RemoteExchange] = {}
+        self.serving = False
+        self._fronts = fronts
+        self._loop = fronts.thread.loop
+        self._on_lost = on_lost
+        self._lost = False
+        self._connections = connections
+        connections.setblocking(False)
+        self._given: Counter[int] = Counter()
+        self._ended: Counter[int] = Counter()
+        self._unread: Counter[int] = Counter()  # bytes of bodies that the front has not been told are read
+        self._stream = MessageStream(PacketChannel(packets, blocking=False), in_worker=False, trusted=True)
+        self._file = self._stream.channel.fileno()
+        self._sender = RecordSender(self._stream, self._loop.call_soon, self._fail)
+        self._handle: dict[Record, Callable[[HttpRecord], None]] = {
+            Record.SERVING: self._served,
+            Record.CONNS: self._count,
+            Record.OPEN: self._open,
+            Record.BODY: self._body,
+            Record.GONE: self._gone,
+            Record.READ: self._read,
+        }
+
+    @property
+    def connections(self) -> int:
+        """Number of its connections; any thread."""
+        return self._given.total() - self._ended.total()
+
+    def connections_of(self, port: int) -> int:
+        """Number of its connections of a port."""
+        return self._given[port] - self._ended[port]
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._loop.add_reader(self._file, self._on_ready)
+        self._tidy()
+
+    def listen(self, number: int, settings: PortSettings) -> None:
+        """Tells the front of a port."""
+        self.send(HttpRecord(Record.LISTEN, number, text=codec.encode_json(record_to_json(settings))))
+
+    def give(self, port: int, accepted: socket.socket) -> bool:
+        """Gives a connection to the front; False if it does not take any now."""
+        try:
+            socket.send_fds(self._connections, [encode_port(port)], [accepted.fileno()])
+        except OSError:
+            return False
+        self._given[port] += 1
+        return True
+
+    def send(self, record: HttpRecord) -> None:
+        """Sends a record with the round."""
+        if not self._lost:
+            self._sender.add(record)
+
+    def run(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine of an exchange as a task."""
+        assert isinstance(exchange, RemoteExchange), "exchanges of this link are its own"
+        self._fronts.run(exchange, exchange.port, work)
+
+    def ended(self, number: int) -> None:
+        """Forgets an exchange, to which nothing more is sent."""
+        self.exchanges.pop(number, None)
+        self._unread.pop(number, None)
+
+    def lose(self, reason: str) -> None:
+        """Ends the conversation: the clients of all exchanges are gone."""
+        if self._lost:
+            return
+        self._lost = True
+        self.serving = False
+        self._loop.remove_reader(self._file)
+        self._stream.channel.close()
+        self._connections.close()
+        exchanges, self.exchanges = self.exchanges, {}
+        self._given.clear()
+        self._ended.clear()
+        for exchange in exchanges.values():
+            exchange.disconnected()
+        self._stream.close()
+        self._fronts.lost(self)
+        self._on_lost(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._loop.call_soon(self.lose, reason)
+
+    def _on_ready(self) -> None:
+        """Handles some of the messages that have come."""
+        try:
+            for _ in range(_READS):
+                for record in decode_records(self._stream.receive(wait=False)):
+                    handle = self._handle.get(record.kind)
+                    if handle is None:
+                        raise WireError(f"a record {record.kind.name} was not expected")
+                    handle(record)
+        except BlockingIOError:
+            pass
+        except ChannelClosedError:
+            self.lose("its process has ended")
+        except (WireError, OSError) as error:
+            self.lose(f"its messages can't be read: {error}")
+
+    def _served(self, record: HttpRecord) -> None:
+        self.serving = True
+
+    def _count(self, record: HttpRecord) -> None:
+        self._ended[record.number] = min(record.amount, self._given[record.number])
+        self._fronts.changed(record.number)
+
+    def _open(self, record: HttpRecord) -> None:
+        number, head = record.number, decode_head(record.text)
+        handler = self._fronts.handler(head.port)
+        try:
+            exchange = RemoteExchange(self, number, head)
+        except (ValueError, TypeError) as error:
+            raise WireError(f"an exchange can't be read: {error}") from None
+        self.exchanges[number] = exchange
+        exchange.receive(bytes(record.body), head.chunks, head.complete)
+        try:
+            work = handler(exchange)
+        except Exception:  # boundary: the exchange fails alone
+            log.exception("%s %s could not be answered", exchange.method, exchange.path)
+            exchange.abort()
+            return
+        if work is not None:
+            self.run(exchange, work)
+        self._acknowledge(number, len(record.body))
+
+    def _body(self, record: HttpRecord) -> None:
+        number = record.number
+        exchange = self.exchanges.get(number)
+        if exchange is None:
+            return  # its answer was on its way
+        try:
+            exchange.receive(bytes(record.body), record.amount, record.flag)
+        except Exception:  # boundary: the exchange fails alone
+            log.exception("%s %s could not be answered", exchange.method, exchange.path)
+            exchange.abort()
+            return
+        if not record.flag:
+            self._acknowledge(number, len(record.body))
+
+    def _acknowledge(self, number: int, size: int) -> None:
+        """Tells the front, after some pieces of a body, that they were read."""
+        if number not in self.exchanges:
+            return
+        unread = self._unread[number] + size
+        if unread >= READ_STEP:
+            self.send(HttpRecord(Record.READ, number, amount=unread))
+            unread = 0
+        self._unread[number] = unread
+
+    def _gone(self, record: HttpRecord) -> None:
+        exchange = self.exchanges.pop(record.number, None)
+        if exchange is not None:  # else its answer was on its way
+            self.ended(record.number)
+            exchange.disconnected()
+
+    def _read(self, record: HttpRecord) -> None:
+        exchange = self.exchanges.get(record.number)
+        if exchange is not None:
+            exchange.note_read(record.amount)
+
+    def _tidy(self) -> None:
+        if not self._lost:
+            self._stream.tidy()
+            self._loop.call_later(_TIDY_S, self._tidy)
