@@ -39,7 +39,7 @@ GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
 """What serves the gRPC port of these servers, unless a flag names it."""
 FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
 """Front processes of these servers, unless a flag says how many; none with flags that need none."""
-_WITHOUT_FRONTS = ("--grpc-transport=grpcio", "--access-policy", "--grpc-restricted-protocol")
+_WITHOUT_FRONTS = ("--grpc-transport=grpcio",)
 
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""

@@ -21,7 +21,7 @@ from conch.core.io_loop import IoLoop, Timer
 from conch.core.response_errors import unsendable
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
-from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
+from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
@@ -49,6 +49,7 @@ class Handlers(NamedTuple):
 
     unary: Mapping[str, UnaryMethod] = {}
     streams: Mapping[str, StreamMethod] = {}
+    admissions: Mapping[str, Admit] = {}
 
 
 class FrontCounts(NamedTuple):
@@ -122,6 +123,7 @@ class FrontLink:
         self._handle: dict[Kind, Callable[[ReceivedMessage], None]] = {
             Kind.HELLO: self._greeted,
             Kind.CALLERS: self._add_callers,
+            Kind.ADMIT: self._admit,
             Kind.EXECUTE: self._execute,
             Kind.OPEN: self._open,
             Kind.CANCEL: self._cancel,
@@ -230,12 +232,34 @@ class FrontLink:
         except IndexError:
             raise WireError(f"there is no caller {number}") from None
 
+    def _admit(self, received: ReceivedMessage) -> None:
+        caller, deadline_ns, method, _ = messages.decode_open(received)
+        admit = self._handlers.admissions.get(method)
+        if admit is None:
+            raise WireError(f"method {method} has no check")
+        call = self._begin_unary(received.subject, caller, deadline_ns)
+        self._guarded(call, lambda: admit(call))
+
+    def _begin_unary(self, number: int, caller: int, deadline_ns: int | None) -> RemoteUnary:
+        call = RemoteUnary(self, number, self._caller(caller), deadline_ns)
+        self.calls[number] = call
+        self.open_calls.unary.add(call)
+        return call
+
+    def _unary(self, number: int, caller: int, deadline_ns: int | None, method: str) -> RemoteUnary | None:
+        """The call of a message that has come; None if a check has refused it."""
+        if method not in self._handlers.admissions:
+            return self._begin_unary(number, caller, deadline_ns)
+        call = self.calls.get(number)
+        return call if isinstance(call, RemoteUnary) and not call.answered else None
+
     def _execute(self, received: ReceivedMessage) -> None:
         handle = self._handlers.unary[INFER.grpc_method]
         for caller, number, deadline_ns, request in self._requests.read(received):
-            call = RemoteUnary(self, number, self._caller(caller), deadline_ns, decoded=True)
-            self.calls[number] = call
-            self.open_calls.unary.add(call)
+            call = self._unary(number, caller, deadline_ns, INFER.grpc_method)
+            if call is None:
+                continue
+            call.decoded = True
             try:
                 handle(call, request)  # type: ignore[arg-type]  # `FrontDecoder` takes it
             except Exception:  # boundary: the call fails alone
@@ -244,22 +268,21 @@ class FrontLink:
 
     def _open(self, received: ReceivedMessage) -> None:
         caller, deadline_ns, method, message = messages.decode_open(received)
-        number, facts = received.subject, self._caller(caller)
+        number = received.subject
         if message is None:
-            stream = RemoteStream(self, number, facts, deadline_ns)
+            stream = RemoteStream(self, number, self._caller(caller), deadline_ns)
             self.calls[number] = stream
             open_stream = self._handlers.streams.get(method)
             if open_stream is None:
                 raise WireError(f"there is no method {method}")
             self._guarded(stream, lambda: open_stream(stream))
             return
-        call = RemoteUnary(self, number, facts, deadline_ns, decoded=False)
-        self.calls[number] = call
-        self.open_calls.unary.add(call)
         handle = self._handlers.unary.get(method)
         if handle is None:
             raise WireError(f"there is no method {method}")
-        self._guarded(call, lambda: handle(call, message))
+        call = self._unary(number, caller, deadline_ns, method)
+        if call is not None:
+            self._guarded(call, lambda: handle(call, message))
 
     def _guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
         """Does work of a call; if its handler raises, the call alone fails."""

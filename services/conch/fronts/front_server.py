@@ -198,9 +198,8 @@ class FrontServer:
         streams: Mapping[str, StreamMethod],
         admissions: Mapping[str, Admit],
     ) -> None:
-        """See `RpcServer`; there are no admissions."""
-        assert not admissions, "the port refuses options with checks before the message"
-        self._handlers = Handlers(unary, streams)
+        """See `RpcServer`; admissions run here, asked for by the fronts."""
+        self._handlers = Handlers(unary, streams, admissions)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address; see `RpcServer`."""
@@ -439,10 +438,11 @@ class FrontServer:
         )
         limits = replace(self._port.options, most_received_bytes=self._share)
         level = logging.getLogger("conch").getEffectiveLevel()
-        methods = tuple(self._handlers.unary), tuple(self._handlers.streams)
-        loop.call_soon(
-            partial(self._connect, front, link, FrontSettings(limits, tuple(self._tls), *methods, level))
+        unary, streams, checked = self._handlers
+        settings = FrontSettings(
+            limits, tuple(self._tls), tuple(unary), tuple(streams), tuple(checked), level
         )
+        loop.call_soon(partial(self._connect, front, link, settings))
         on_lost = partial(self._on_http_lost, link)
         front.http = self.http.connect(ours[2], ours[3], on_lost)
 

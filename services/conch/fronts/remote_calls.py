@@ -131,11 +131,9 @@ class RemoteUnary(RemoteCall):
 
     _trailing: Metadata
 
-    def __init__(
-        self, link: CallLink, number: int, facts: CallerFacts, deadline_ns: int | None, decoded: bool
-    ) -> None:
+    def __init__(self, link: CallLink, number: int, facts: CallerFacts, deadline_ns: int | None) -> None:
         RemoteCall.__init__(self, link, number, facts, deadline_ns)
-        self.decoded = decoded
+        self.decoded = False
         self._on_cancel: Callable[[Any], None] | None = None
         self._subject: Any = None
         self._answered = False
@@ -173,6 +171,11 @@ class RemoteUnary(RemoteCall):
             self.link.end(self, answer)
         else:
             self.link.answer(self, answer)
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has an answer, sent or not."""
+        return self._answered
 
     # On any thread.
 

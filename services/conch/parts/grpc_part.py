@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from conch.core.errors import InvalidArgumentError
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_loop import LoopThread
@@ -33,7 +32,6 @@ class GrpcPart(Port):
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
-        InvalidArgumentError: An option does not work with front processes.
     """
 
     for_clients = True
@@ -46,11 +44,6 @@ class GrpcPart(Port):
         self._fronts: FrontServer | None = None
         transport = None
         if options.front_ends:
-            if context.access is not None or options.restrictions:
-                raise InvalidArgumentError(
-                    "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet, as "
-                    "these refuse calls before their messages are received, and front processes do not"
-                )
             self._fronts, transport = _fronts(options, context.loop)
         self._front_end = GrpcFrontEnd(
             context.core,
