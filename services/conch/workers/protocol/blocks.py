@@ -478,9 +478,9 @@ class Mappings:
         self._views.add(root, number)
         return root
 
-    def block(self, number: int) -> MappedBlock:
-        """A block of which an array is lent."""
-        return self._maps[number]
+    def block(self, number: int) -> MappedBlock | None:
+        """A block; None if it is not mapped."""
+        return self._maps.get(number)
 
     def find(self, array: Array) -> tuple[int, int] | None:
         """Number of the lent block in which an array lies, and the offset there; None for other arrays.
@@ -545,7 +545,7 @@ def _return_none() -> None:
 
 
 def _check_file(number: int, fd: int) -> os.stat_result:
-    """The facts of a block's file, which nobody can shrink."""
+    """Checks that a block's file can't shrink; returns its facts."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if seals & _NEEDED != _NEEDED:

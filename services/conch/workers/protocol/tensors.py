@@ -710,7 +710,7 @@ class ReceivedMessage(Message):
         origin = None
         if source == self.block:
             block = stream.mappings.block(source)
-            origin = Origin(block, place.offset) if block.fd >= 0 else None
+            origin = None if block is None or block.fd < 0 else Origin(block, place.offset)
             if stream.trusted:
                 return StableTensor(name, datatype, shape, memory, origin)
         # The worker may write to its block meanwhile. Strings are measured before they are parsed; for

@@ -16,9 +16,9 @@ from tests.support.clocks import Clock
 from tests.support.workers import arrived
 
 from conch.core.tensor import Array, Tensor
-from conch.workers.protocol import blocks, channel
+from conch.workers.protocol import blocks
 from conch.workers.protocol.blocks import IDLE_NS, Mappings, Pool
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, encode
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, encode, outline
 from conch.workers.protocol.tensors import (
     BlockTensor,
     MessageStream,
@@ -208,17 +208,19 @@ def test_a_block_that_can_not_be_mapped_is_returned(monkeypatch: pytest.MonkeyPa
     with opened() as pair:
         (link, front), (core, worker) = pair(False), pair(True)
         with monkeypatch.context() as patched:
-            if in_file:
-                patched.setattr(channel, "_read_outline", lambda packet, fds: packet)
-            else:
+            if not in_file:
                 patched.setattr(Mappings, "add_passed", _no_descriptors)
             payload = core.pack(move(front, link, inputs(LARGE)), passing=PASSING)
-            core.send(Kind.EXECUTE, 0, payload=payload, texts=[b"x" * channel.MOST_PACKET * in_file])
+            if in_file:
+                worker.channel.fds_lost = True
+                packet = encode(Kind.EXECUTE, passed=[each.number for each in payload.passed])
+                core.channel.send([outline(packet, len(packet))])
+            else:
+                core.send(Kind.EXECUTE, 0, payload=payload)
             message = worker.receive()
         if in_file:
             assert message.kind is Kind.LOST
         else:
-            message.seek(0, 1)
             assert message.lists(1) == [[]]
             assert isinstance((message.unreachable or {})[0], UnmappedError)
         del payload, message
