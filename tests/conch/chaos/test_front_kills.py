@@ -318,7 +318,7 @@ def _asking(client: _Client) -> None:
 
 
 class _Held(NamedTuple):
-    """What the core holds; memory without shared blocks and regions."""
+    """What the core holds; memory and descriptors without those of blocks, which stay for 30 s."""
 
     memory: int
     descriptors: int
@@ -329,7 +329,7 @@ class _Held(NamedTuple):
 def _held(core: psutil.Process) -> _Held:
     blocks = Path(f"/proc/{core.pid}/maps").read_text().count("memfd:conch-tensors")
     memory = core.memory_info()
-    return _Held(memory.rss - memory.shared, core.num_fds(), core.num_threads(), blocks)
+    return _Held(memory.rss - memory.shared, core.num_fds() - blocks, core.num_threads(), blocks)
 
 
 def _busy_fronts(server: ServerProcess) -> list[psutil.Process]:
