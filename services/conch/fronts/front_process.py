@@ -331,7 +331,8 @@ class Front:
         """Whether the message of a round can have the request.
 
         The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
-        get those of another request. `empty_final` says nothing of a unary call.
+        get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
+        lengths of strings, so many strings go as they came: a thread of the core decodes them.
         """
         if request.classes or request.region_bindings is not None:
             return False
@@ -342,7 +343,7 @@ class Front:
             if template is not None:
                 self._sizes.keep(template, sizes)
         for tensor, size in zip(request.inputs.values(), sizes, strict=True):
-            if size not in (tensor.nbytes, _ANY_SIZE):
+            if size not in (tensor.nbytes, _ANY_SIZE) or (size == _ANY_SIZE and tensor.nbytes >= LONG_BYTES):
                 return False
         return True
 
