@@ -209,8 +209,9 @@ class GrpcOptions:
         "--front-ends",
         TEXT,
         "0",
-        "front processes that own the connections of the gRPC port: a number, auto for a quarter of the "
-        "cores, at most 8, or 0 to serve them in the server's own process; conch's own transport only",
+        "front processes that own the connections of gRPC and HTTP ports for clients: a number, auto for a "
+        "quarter of the cores, at most 8, or 0 to serve them in the server's own process; with gRPC and "
+        "conch's own transport only",
         convert=_front_ends,
     )
     pollers: int = option(
