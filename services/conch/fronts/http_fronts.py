@@ -298,6 +298,7 @@ class HttpLink:
     Attributes:
         exchanges: Its exchanges that have not ended, by number.
         serving: Whether it takes connections.
+        connections: Number of its connections; also read by other threads.
     """
 
     def __init__(
@@ -309,6 +310,7 @@ class HttpLink:
     ) -> None:
         self.exchanges: dict[int, RemoteExchange] = {}
         self.serving = False
+        self.connections = 0
         self._fronts = fronts
         self._loop = fronts.thread.loop
         self._on_lost = on_lost
@@ -330,11 +332,6 @@ class HttpLink:
             Record.READ: self._read,
         }
 
-    @property
-    def connections(self) -> int:
-        """Number of its connections; any thread."""
-        return self._given.total() - self._ended.total()
-
     def connections_of(self, port: int) -> int:
         """Number of its connections of a port."""
         return self._given[port] - self._ended[port]
@@ -355,6 +352,7 @@ class HttpLink:
         except OSError:
             return False
         self._given[port] += 1
+        self.connections += 1
         return True
 
     def send(self, record: HttpRecord) -> None:
@@ -384,6 +382,7 @@ class HttpLink:
         exchanges, self.exchanges = self.exchanges, {}
         self._given.clear()
         self._ended.clear()
+        self.connections = 0
         for exchange in exchanges.values():
             exchange.disconnected()
         self._stream.close()
@@ -413,7 +412,9 @@ class HttpLink:
         self.serving = True
 
     def _count(self, record: HttpRecord) -> None:
+        before = self.connections_of(record.number)
         self._ended[record.number] = min(record.amount, self._given[record.number])
+        self.connections += self.connections_of(record.number) - before
         self._fronts.changed(record.number)
 
     def _open(self, record: HttpRecord) -> None:
