@@ -266,6 +266,7 @@ class FrontServer:
         closed = threading.Event()
         loop.call_soon(partial(self._close_links, closed))
         closed.wait()
+        self.http.close()
         IO_LOOP.release()
 
     def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:

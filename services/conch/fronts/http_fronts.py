@@ -61,6 +61,10 @@ class HttpFronts:
     Args:
         thread: The event loop.
         find_links: Finds the fronts that take connections, the one with the fewest open calls first.
+
+    Attributes:
+        open: Number of ports that are not closed.
+        tasks: Tasks of handlers, and the ports of their exchanges.
     """
 
     def __init__(self, thread: LoopThread, find_links: Callable[[], Sequence[HttpLink]]) -> None:
@@ -71,6 +75,7 @@ class HttpFronts:
         self._numbers = 0
         self._waiting: deque[tuple[int, socket.socket]] = deque()  # connections that no front takes
         self._on_change: dict[int, Callable[[], None]] = {}
+        self._connected = False
         self.open = 0
         self.tasks: dict[asyncio.Task[None], int] = {}
 
@@ -100,7 +105,6 @@ class HttpFronts:
             listener = FrontListener(self, handler, bound, PortSettings(tls, idle_s, most_connections))
             self.thread.run(listener.start()).result()
             undo.pop_all()
-        self.open += 1
         return listener
 
     def connect(
@@ -108,11 +112,21 @@ class HttpFronts:
     ) -> HttpLink:
         """Begins the conversation with a front, whose sockets these are."""
         self.thread.start()
+        self._connected = True
         link = HttpLink(self, packets, connections, on_lost)
         self.thread.loop.call_soon_threadsafe(self._start, link)
         return link
 
+    def close(self) -> None:
+        """Ends the conversations with all fronts; blocks."""
+        if self._connected:
+            self.thread.run(self._lose_links()).result()
+
     # On the loop.
+
+    async def _lose_links(self) -> None:
+        for link in list(self._links):
+            link.lose("the server stops")
 
     def _start(self, link: HttpLink) -> None:
         self._links.add(link)
@@ -222,6 +236,7 @@ class FrontListener:
         self._none = asyncio.Event()
         self._add_port(self._handler)
         self._acceptor.start()
+        self._fronts.open += 1
 
     def _add_port(self, handler: Handler) -> None:
         self._numbers.append(self._fronts.add_port(self._settings, handler, self._check_none))
@@ -250,12 +265,11 @@ class FrontListener:
 
     def close(self, grace_s: float) -> bool:
         """See `Listener.close`."""
-        ended = self._fronts.thread.run(self._close(grace_s)).result()
-        self._fronts.open -= 1
-        return ended
+        return self._fronts.thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
         fronts = self._fronts
+        fronts.open -= 1
         self._acceptor.stop()
         self._none.clear()
         for number in self._numbers:
@@ -284,6 +298,7 @@ class HttpLink:
     Attributes:
         exchanges: Its exchanges that have not ended, by number.
         serving: Whether it takes connections.
+        connections: Number of its connections; also read by other threads.
     """
 
     def __init__(
@@ -295,6 +310,7 @@ class HttpLink:
     ) -> None:
         self.exchanges: dict[int, RemoteExchange] = {}
         self.serving = False
+        self.connections = 0
         self._fronts = fronts
         self._loop = fronts.thread.loop
         self._on_lost = on_lost
@@ -316,11 +332,6 @@ class HttpLink:
             Record.READ: self._read,
         }
 
-    @property
-    def connections(self) -> int:
-        """Number of its connections; any thread."""
-        return self._given.total() - self._ended.total()
-
     def connections_of(self, port: int) -> int:
         """Number of its connections of a port."""
         return self._given[port] - self._ended[port]
@@ -341,6 +352,7 @@ class HttpLink:
         except OSError:
             return False
         self._given[port] += 1
+        self.connections += 1
         return True
 
     def send(self, record: HttpRecord) -> None:
@@ -370,6 +382,7 @@ class HttpLink:
         exchanges, self.exchanges = self.exchanges, {}
         self._given.clear()
         self._ended.clear()
+        self.connections = 0
         for exchange in exchanges.values():
             exchange.disconnected()
         self._stream.close()
@@ -399,7 +412,9 @@ class HttpLink:
         self.serving = True
 
     def _count(self, record: HttpRecord) -> None:
+        before = self.connections_of(record.number)
         self._ended[record.number] = min(record.amount, self._given[record.number])
+        self.connections += self.connections_of(record.number) - before
         self._fronts.changed(record.number)
 
     def _open(self, record: HttpRecord) -> None:

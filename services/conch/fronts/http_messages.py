@@ -140,7 +140,7 @@ class RecordSender:
 
     def add(self, record: HttpRecord) -> None:
         """Adds a record; on the loop."""
-        size = len(record.body)
+        size = len(record.text) + len(record.body)
         if size > _MOST_JOINED or self._bytes + size > _MOST_JOINED:
             self.flush()
         if not self._records:

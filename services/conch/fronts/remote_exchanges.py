@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from conch.core.clock import monotonic_ns
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, body_size
-from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_exchange import STATUS_LINES, Headers, HttpExchange
 from conch.fronts.http_messages import (
     CREDIT_BYTES,
     Head,
@@ -181,7 +181,7 @@ class RemoteExchange(HttpExchange):
             self._begin(status, headers, b"", size, closes)
             remote.run(self, self._write_pieces(body))
             return
-        text = encode_json((status, headers_to_json(self._with_added(headers))))
+        text = encode_json((_known(status), headers_to_json(self._with_added(headers))))
         whole = body if isinstance(body, bytes) else b"".join(body)
         remote.link.send(HttpRecord(Record.RESPOND, remote.number, closes, 0, text, whole))
         remote.end(self)
@@ -198,7 +198,7 @@ class RemoteExchange(HttpExchange):
             return
         remote = self._remote
         text = encode_json(
-            (status, headers_to_json(self._with_added(headers)), filler.decode("latin-1"), size)
+            (_known(status), headers_to_json(self._with_added(headers)), filler.decode("latin-1"), size)
         )
         remote.link.send(HttpRecord(Record.BEGIN, remote.number, closes, 0, text))
 
@@ -210,8 +210,16 @@ class RemoteExchange(HttpExchange):
         """Has the front break the connection off."""
         if not self.lost:
             self._remote.link.send(HttpRecord(Record.ABORT, self._remote.number))
+            self.disconnected()
         self._remote.end(self)
 
     def _write(self, data: Buffer) -> None:
         if not self.lost and len(data):
             self._remote.write(data)
+
+
+def _known(status: int) -> int:
+    """The status. Raises KeyError: there is none such; a front would end with it."""
+    if status not in STATUS_LINES:
+        raise KeyError(status)
+    return int(status)

@@ -210,9 +210,9 @@ class GrpcOptions:
         "--front-ends",
         TEXT,
         "0",
-        "front processes that own the connections of the gRPC port: a number, 0 to serve them in the "
-        "server's own process, or auto for a quarter of the cores or of a container's CPU limit, at most 8; "
-        "conch's own transport only, so auto is 0 with grpcio",
+        "front processes that own the connections of gRPC and HTTP ports for clients: a number, 0 to serve "
+        "them in the server's own process, or auto for a quarter of the cores or of a container's CPU limit, "
+        "at most 8; with gRPC and conch's own transport only, so auto is 0 with grpcio",
         convert=_front_ends,
     )
     pollers: int = option(
