@@ -248,7 +248,9 @@ class Rollouts(RolloutCalls):
             return None
         if rollout.guard.slower is not None or rollout.guard.p99_ms is not None:
             self._keep_latencies(model, traffic)
-        shares = () if traffic.candidate is None else ((traffic.candidate, traffic.weight),)
+        shares = traffic.places
+        if not shares and traffic.candidate is not None:
+            shares = ((traffic.candidate, traffic.weight),)
         return Route(
             traffic.stable,
             traffic.candidate,

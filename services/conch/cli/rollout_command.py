@@ -104,6 +104,13 @@ def make_parser() -> CommandParser:
     made.add_argument("--sticky", nargs="+", metavar="KEY", help="sequence, principal or header:NAME")
     made.add_argument("--match", nargs="+", metavar="RULE", help="header:NAME=VALUE or principal:PATTERN")
     made.add_argument("--group", metavar="NAME", help="models of one group give one key the same side")
+    made.add_argument(
+        "--split",
+        nargs="+",
+        metavar="VERSION=PERCENT",
+        help="fixed shares of versions, such as 7=50 8=30 9=20, instead of a candidate",
+    )
+    made.add_argument("--override", choices=("any", "none"), help="whether conch-version chooses a version")
     made.add_argument("--file", type=Path, metavar="FILE", help="declaration, as in rollout.toml, or as JSON")
     made.add_argument("--again", action="store_true", help="also with a candidate that is held out")
     made.add_argument("--wait", action="store_true", help="until it is promoted, aborted or paused")
@@ -156,7 +163,9 @@ def _declaration(values: argparse.Namespace) -> dict[str, Any]:
         if "steps" not in rollout:
             raise UsageError("--shadow: give the steps that follow it with --steps")
         rollout["steps"] = [f"shadow {_percent(values.shadow):g}% {_SHADOW_DURATION}", *rollout["steps"]]
-    for key in ("keep", "sticky", "match", "group"):
+    if values.split is not None:
+        rollout["split"] = dict(map(_share, values.split))
+    for key in ("keep", "sticky", "match", "group", "override"):
         if (given := getattr(values, key)) is not None:
             rollout[key] = given
     for given in values.guard:
@@ -169,6 +178,14 @@ def _declaration(values: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"--guard: '{given}' is not of the form NAME=LIMIT")
         rollout.setdefault("guard", {})[name] = int(number) if number.is_integer() else number
     return {**content, "rollout": rollout} if rollout or values.file is not None else {}
+
+
+def _share(text: str) -> tuple[str, float]:
+    """A version and its percent, of ``--split``."""
+    version, equals, percent = text.partition("=")
+    if not (version and equals):
+        raise UsageError(f"--split: '{text}' is not of the form VERSION=PERCENT, such as 8=30")
+    return version, _percent(percent)
 
 
 def _read(path: Path) -> dict[str, Any]:

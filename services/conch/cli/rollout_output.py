@@ -44,7 +44,7 @@ def rollouts_table(reports: Sequence[RolloutReport]) -> str:
             _state(each),
             _number(each.stable),
             _number(each.candidate),
-            f"{each.weight:g} %",
+            _shares(each) if "split" in each.declaration else f"{each.weight:g} %",
             ", ".join(f"{label} = {version}" for label, version in sorted(each.labels.items())),
         ]
         for each in reports
@@ -78,9 +78,18 @@ def _state(report: RolloutReport) -> str:
 def _versions(report: RolloutReport) -> str:
     if report.stable is None:
         return ""
+    if "split" in report.declaration:
+        return f", {_shares(report)}"
     if report.candidate is None:
         return f", version {report.stable}"
     return f", version {report.candidate} beside {report.stable}, {report.weight:g} %"
+
+
+def _shares(report: RolloutReport) -> str:
+    """The declared shares of a split."""
+    return ", ".join(
+        f"version {version} {share:g} %" for version, share in report.declaration["split"].items()
+    )
 
 
 def _side(side: RolloutSide) -> list[str]:

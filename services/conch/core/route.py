@@ -181,7 +181,8 @@ class Route:
     Attributes:
         stable: The version that gets all that no other one does.
         candidate: The version of match rules and of ``candidate`` in an override; None for none.
-        shares: Further versions with their shares in `WHOLE`, together at most that.
+        shares: Versions with their shares in `WHOLE`, in the order of their places; together at most that. A
+            version may have several, and stable has the rest, too.
         salt: Places keys; see `route_salt`.
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
@@ -207,10 +208,10 @@ class Route:
 
     def traffic(self, version: int) -> float:
         """The percentage of requests that a version gets by its share."""
-        shares = dict(self.shares)
         if version == self.stable:
-            return (WHOLE - sum(shares.values()) + shares.get(version, 0)) / (WHOLE / 100)
-        return shares.get(version, 0) / (WHOLE / 100)
+            others = sum(share for other, share in self.shares if other != version)
+            return (WHOLE - others) / (WHOLE / 100)
+        return sum(share for other, share in self.shares if other == version) / (WHOLE / 100)
 
     def choose(
         self, request: InferenceRequest, ready: Mapping[int, Chosen], labels: Mapping[str, int]
