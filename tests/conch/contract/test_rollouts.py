@@ -129,6 +129,51 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     assert (report.stable, report.refused, site.shares(20)) == (1, (2,), {1: 1.0})
 
 
+def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path) -> None:
+    write_version(repository, 2)
+    site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2")
+    assert site.http.put("/v2/repository/models/m/labels/best", json={"version": 2}).status_code == 503
+    declared = {"candidate": 2, "steps": ["20% 1h"], "sticky": ["header:x-user"], "keep": "1h"}
+    assert site.rest("POST", body={"labels": {"stable": 1}, "rollout": declared}).json()["state"] == "LOADING"
+    site.wait("STEP")
+    for action in ("pause", "promote", "rollback"):
+        assert site.rest("POST", f"/{action}").status_code == 200
+    site.wait("ABORTED")
+    assert site.rest("DELETE").json()["refused"] == [2]
+    site.control.set_label("m", "stable", None)
+    # What was held out stays so without the rollout, until its files change.
+    assert (site.shares(20), site.rest("GET").json()["refused"]) == ({1: 1.0}, [2])
+    write_version(repository, 2, model_text(2) + "# changed")
+    eventually(lambda: site.answer() == 2, "version 2 serves again")
+
+    def split(shares: dict[str, int]) -> dict[str, int]:
+        """Shares the model, and returns each user's version."""
+        body = {"rollout": {"split": shares, "sticky": ["header:x-user"]}}
+        reply = site.rest("POST", body=body)
+        assert (reply.status_code, reply.json()["state"]) == (200, "SPLIT"), reply.text
+        eventually(lambda: not site.rest("GET").json()["note"], "all versions serve")
+        return {user: site.answer(user) for user in map(str, range(300))}
+
+    missing = site.rest("POST", body={"rollout": {"split": {"1": 50, "3": 50}}})
+    assert (missing.status_code, missing.json()["error"]) == (
+        409,
+        "the rollout of 'm' can't split: version 3 is not in the repository",
+    )
+    write_version(repository, 3)
+    before, after = split({"1": 50, "2": 30, "3": 20}), split({"1": 35, "2": 35, "3": 30})
+    for version, share in ((1, 0.5), (2, 0.3), (3, 0.2)):
+        assert abs(list(before.values()).count(version) / 300 - share) < 0.1
+    assert {before[user] for user in before if before[user] != after[user]} == {1}
+    found = site.rest("GET").json()
+    assert [(each["version"], each["role"], each["traffic"]) for each in found["sides"]] == [
+        (1, "stable", 35.0),
+        (2, "split", 35.0),
+        (3, "split", 30.0),
+    ]
+    assert sum(each["requests"] for each in found["sides"]) >= 600
+    assert 'conch_rollout_weight{model="m",version="3"} 0.3' in httpx.get(site.server.metrics_url).text
+
+
 def test_rest_starts_and_changes_rollouts(make_site: Any, repository: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     site: Site = make_site("--model-control-mode=explicit", "--load-model=m", f"--state-directory={state}")
