@@ -791,9 +791,12 @@ class RolloutPlan:
             return Traffic(progress.stable)
         key = f"{self._rollout.group or self.model}\0{progress.number}".encode(errors="surrogatepass")
         salt = hashlib.blake2b(key, digest_size=16).digest()
-        if places:
-            return Traffic(progress.stable, progress.candidate, salt=salt, places=places)
-        return Traffic(progress.stable, progress.candidate, progress.weight, progress.shadow / 100, salt)
+        traffic = Traffic(
+            progress.stable, progress.candidate, salt=salt, places=places, rollout=progress.number
+        )
+        if not places:
+            traffic = replace(traffic, weight=progress.weight, shadow_percent=progress.shadow / 100)
+        return traffic
 
     @property
     def _labelled(self) -> frozenset[int]:

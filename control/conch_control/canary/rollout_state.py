@@ -176,6 +176,7 @@ class Traffic:
         shadow_percent: Percent of the requests that the candidate gets a copy of.
         salt: Key of the hash that gives each user a side.
         places: Of a split, instead of the weight; stable has those of versions that can't serve.
+        rollout: Number of the rollout; 0 if stable gets all.
     """
 
     stable: int
@@ -184,6 +185,7 @@ class Traffic:
     shadow_percent: float = 0.0
     salt: bytes = b""
     places: tuple[tuple[int, int], ...] = ()
+    rollout: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,6 +260,7 @@ class Rollouts(RolloutCalls):
             tuple(map(MatchRule.parse, rollout.match)),
             rollout.override,
             shadow,
+            traffic.rollout,
         )
 
     def _keep_latencies(self, model: str, traffic: Traffic) -> None:

@@ -188,6 +188,7 @@ class Route:
         match: Requests that get the candidate while it is ready.
         override: Whether `OVERRIDE` counts.
         shadow: Gets copies of requests that the stable version serves; None for none.
+        rollout: Number of the rollout that it belongs to, for traces; 0 for none.
         counts: Counts the requests; None for no counts.
     """
 
@@ -199,6 +200,7 @@ class Route:
     match: tuple[MatchRule, ...] = ()
     override: bool = True
     shadow: Mirror | None = None
+    rollout: int = 0
     counts: RouteCounts | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -221,11 +223,11 @@ class Route:
         Raises:
             InvalidArgumentError: The override names neither a version number nor a label.
         """
-        kept: int | None = getattr(request, "side", None)
-        if kept is not None and kept in ready:
-            return kept
+        kept: tuple[int, str, int] | None = getattr(request, "side", None)
+        if kept is not None and kept[0] in ready:
+            return kept[0]
         version, by = self._choose(request, ready, labels)
-        request.side = version
+        request.side = version, by, self.rollout
         if self.counts is not None:
             self.counts.add(version, by)
         return version
