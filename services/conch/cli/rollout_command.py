@@ -25,10 +25,12 @@ from conch.cli.control_connection import (
     interruptibly,
     read_file,
 )
-from conch.cli.rollout_output import history_table, report_text, rollout_line, rollouts_table
+from conch.cli.rollout_output import history_rows, report_text, rollout_line, rollouts_table
+from conch.cli.rollout_page import rollout_page
 from conch.cli.shadow_output import shadow_text
 from conch.core.errors import ConchError
 from conch.core.rollouts import RolloutReport
+from conch.process.banner import table
 from conch_control.remote_api.client import ModelControlClient
 
 _PROMOTED = frozenset({"BAKING", "DONE"})
@@ -130,7 +132,10 @@ def make_parser() -> CommandParser:
     made = command("weight", _weight, "Sets the candidate's share, and pauses.")
     made.add_argument("weight", metavar="PERCENT", help="such as 10%%")
     command("history", _history, "Lists the changes of a model's rollouts.")
-    command("report", _report, "Shows all about a model's rollout: counters, verdict, declaration, history.")
+    made = command(
+        "report", _report, "Shows all about a model's rollout: counters, verdict, declaration, history."
+    )
+    made.add_argument("--html", type=Path, metavar="FILE", help="write it as a page instead")
     return parser
 
 
@@ -260,12 +265,20 @@ def _history(client: ModelControlClient, values: argparse.Namespace) -> int:
     if values.json:
         _print_json({"history": report.as_object()["history"]})
     else:
-        print(history_table(report.history) if report.history else "There was no rollout yet.")
+        print(table(*history_rows(report.history)) if report.history else "There was no rollout yet.")
     return OK
 
 
 def _report(client: ModelControlClient, values: argparse.Namespace) -> int:
+    if values.html is not None and values.json:
+        raise UsageError("--html: --json has no effect with it; give one of them")
     report = client.rollout(values.model)
+    if values.html is not None:
+        try:
+            values.html.write_text(rollout_page(report), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--html: {values.html} can't be written: {error.strerror}") from None
+        return OK
     if values.json:
         _print_json(report.as_object())
         return OK
@@ -276,5 +289,5 @@ def _report(client: ModelControlClient, values: argparse.Namespace) -> int:
         print("Declaration:")
         print(json.dumps(report.declaration, indent=2, ensure_ascii=False))
     if report.history:
-        print(history_table(report.history))
+        print(table(*history_rows(report.history)))
     return OK

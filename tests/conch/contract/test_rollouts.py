@@ -11,6 +11,7 @@ import pytest
 from tests.support.loading import model_text, write_number
 from tests.support.servers import AnyServer, eventually, free_port, serving
 
+from conch.cli.rollout_command import run
 from conch.core.errors import FailedPreconditionError
 from conch.core.rollouts import RolloutReport
 from conch_control.remote_api.client import ModelControlClient
@@ -38,9 +39,10 @@ def write_version(repository: Path, version: int, text: str | None = None) -> No
 class Site:
     """A server whose model answers with the number of its version."""
 
-    def __init__(self, server: AnyServer, repository: Path, control: ModelControlClient) -> None:
+    def __init__(self, server: AnyServer, repository: Path, target: str) -> None:
         self.repository = repository
-        self.control = control
+        self.target = target
+        self.control = ModelControlClient(ConnectionOptions(target))
         self.server = server
         self.http = httpx.Client(base_url=f"http://{server.http_address}", timeout=60)
 
@@ -65,6 +67,10 @@ class Site:
         found: RolloutReport = eventually(reached, f"rollout is {states}")
         return found
 
+    def command(self, *arguments: str) -> int:
+        """The exit code of `conch rollout`."""
+        return run([*arguments, f"--target={self.target}"], {})
+
     def rest(self, method: str, path: str = "", body: Any = None) -> httpx.Response:
         return self.http.request(method, f"/v2/repository/models/m/rollout{path}", json=body)
 
@@ -87,8 +93,7 @@ def make_site(repository: Path) -> Iterator[Any]:
         server = serving(repository, flags=[f"--control-port={port}", *flags])
         ends.append(server)
         running = server.__enter__()
-        client = ModelControlClient(ConnectionOptions(f"127.0.0.1:{port}"))
-        sites.append(Site(running, repository, client))
+        sites.append(Site(running, repository, f"127.0.0.1:{port}"))
         return sites[-1]
 
     yield make
@@ -129,7 +134,7 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     assert (report.stable, report.refused, site.shares(20)) == (1, (2,), {1: 1.0})
 
 
-def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path) -> None:
+def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path, tmp_path: Path) -> None:
     write_version(repository, 2)
     site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2")
     assert site.http.put("/v2/repository/models/m/labels/best", json={"version": 2}).status_code == 503
@@ -146,11 +151,8 @@ def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path) ->
     write_version(repository, 2, model_text(2) + "# changed")
     eventually(lambda: site.answer() == 2, "version 2 serves again")
 
-    def split(shares: dict[str, int]) -> dict[str, int]:
-        """Shares the model, and returns each user's version."""
-        body = {"rollout": {"split": shares, "sticky": ["header:x-user"]}}
-        reply = site.rest("POST", body=body)
-        assert (reply.status_code, reply.json()["state"]) == (200, "SPLIT"), reply.text
+    def users() -> dict[str, int]:
+        """The version of each user."""
         eventually(lambda: not site.rest("GET").json()["note"], "all versions serve")
         return {user: site.answer(user) for user in map(str, range(300))}
 
@@ -160,7 +162,11 @@ def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path) ->
         "the rollout of 'm' can't split: version 3 is not in the repository",
     )
     write_version(repository, 3)
-    before, after = split({"1": 50, "2": 30, "3": 20}), split({"1": 35, "2": 35, "3": 30})
+    shares = {"split": {"1": 50, "2": 30, "3": 20}, "sticky": ["header:x-user"]}
+    assert site.rest("POST", body={"rollout": shares}).json()["state"] == "SPLIT"
+    before = users()
+    assert site.command("start", "m", "--split", "1=35", "2=35%", "3=30", "--sticky", "header:x-user") == 0
+    after = users()
     for version, share in ((1, 0.5), (2, 0.3), (3, 0.2)):
         assert abs(list(before.values()).count(version) / 300 - share) < 0.1
     assert {before[user] for user in before if before[user] != after[user]} == {1}
@@ -172,6 +178,11 @@ def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path) ->
     ]
     assert sum(each["requests"] for each in found["sides"]) >= 600
     assert 'conch_rollout_weight{model="m",version="3"} 0.3' in httpx.get(site.server.metrics_url).text
+    assert site.command("report", "m", f"--html={tmp_path / 'report.html'}") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<p>m: SPLIT, version 1 35 %, version 2 35 %, version 3 30 %</p>" in page
+    assert "<td>split</td><td>30 %</td>" in page
+    assert "rolled back by a call" in page
 
 
 def test_rest_starts_and_changes_rollouts(make_site: Any, repository: Path, tmp_path: Path) -> None:
