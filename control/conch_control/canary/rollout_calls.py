@@ -94,9 +94,10 @@ class RolloutCalls(ABC):
         self._declare_again(identifier)
         declared = self._with_labels(identifier, declared)
         now = self.loop.progress(identifier)
-        # A version that was held out until its files change has begun by itself.
-        rested = before is not None and before.state in RESTING
-        begun = rested and now is not None and now.state is State.LOADING
+        # A version that was held out until its files change has begun by itself, and may serve already.
+        begun = (
+            before is not None and now is not None and before.state in RESTING and now.number != before.number
+        )
         if declared.rollout is not None:
             self.loop.start(identifier, declared, again, begun)
         elif not begun:

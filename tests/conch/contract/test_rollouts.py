@@ -139,7 +139,7 @@ def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path, tm
     site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2")
     assert site.http.put("/v2/repository/models/m/labels/best", json={"version": 2}).status_code == 503
     declared = {"candidate": 2, "steps": ["20% 1h"], "sticky": ["header:x-user"], "keep": "1h"}
-    assert site.rest("POST", body={"labels": {"stable": 1}, "rollout": declared}).json()["state"] == "LOADING"
+    assert site.rest("POST", body={"labels": {"stable": 1}, "rollout": declared}).status_code == 200
     site.wait("STEP")
     for action in ("pause", "promote", "rollback"):
         assert site.rest("POST", f"/{action}").status_code == 200
@@ -197,12 +197,12 @@ def test_rest_starts_and_changes_rollouts(make_site: Any, repository: Path, tmp_
         "the request: rollout.steps[0]: must be a percent from 0.01 to 100 and a duration, such as "
         '"5% 10m" or "shadow 100% 10m", not "200% 1h"',
     )
-    assert site.rest("POST", body=declared).json()["state"] == "LOADING"
+    assert site.rest("POST", body=declared).json()["state"] in ("LOADING", "FAILED")
     report = site.wait("FAILED")
     assert "no weights" in report.reason
     assert site.shares(20) == {1: 1.0}
     write_version(repository, 2)
-    assert site.rest("POST").json()["state"] == "LOADING"  # its files have changed
+    assert site.rest("POST").json()["state"] in ("LOADING", "STEP")  # its files have changed
     site.wait("STEP")
     again = site.rest("POST", body=declared)
     assert (again.status_code, again.json()["error"]) == (409, "the rollout of 'm' is STEP already")
@@ -222,7 +222,9 @@ def test_rest_starts_and_changes_rollouts(make_site: Any, repository: Path, tmp_
     second.wait("PAUSED")
     eventually(lambda: second.shares(60).get(2), "the candidate is loaded again")
     after = second.rest("GET").json()
-    assert {**after, "seconds": 0, "sides": []} == {**before, "seconds": 0, "sides": []}
+    # The counters, and what looks at them have found, begin anew.
+    window = {"seconds": 0, "sides": [], "result": "", "verdict": "", "note": ""}
+    assert {**after, **window} == {**before, **window}
     assert second.rest("POST", "/abort").json()["state"] in ("ABORTING", "ABORTED")
     assert second.shares(20) == {1: 1.0}
     second.wait("ABORTED")
