@@ -1,8 +1,8 @@
 """Latency of a model whose requests all have a copy for a candidate: `python -m bench.shadow`.
 
 Three models do the same: *alone* has no candidate, *equal* has one that does what its stable version does,
-and that of *slow* takes ten times as long. They take turns under load; ratios are of the same round. A copy runs
-on the processors that its requests run on, so the machine has to have some to spare.
+and that of *slow* takes ten times as long. They take turns under load; ratios are of the same round. Copies
+run on the same processors as requests, so the machine has to have some to spare.
 """
 
 from __future__ import annotations
