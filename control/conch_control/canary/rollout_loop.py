@@ -604,7 +604,7 @@ class RolloutLoop:
     def _note(self, found: _Model) -> str:
         progress, rollout = found.plan.progress, found.plan.declaration.rollout
         if waiting := found.plan.waiting:
-            return f"stable gets the requests of {versions_text(waiting)}, which can't serve"
+            return f"stable gets the requests of {_versions_text(waiting)}, which can't serve"
         if progress.state is not State.STEP or rollout is None or len(found.looks) < 2 or not progress.weight:
             return ""
         (first, early), (last, late) = found.looks[0], found.looks[-1]
@@ -622,7 +622,7 @@ def _since(late: Window, early: Window) -> Window:
     )
 
 
-def versions_text(versions: Sequence[int]) -> str:
+def _versions_text(versions: Sequence[int]) -> str:
     """Versions as text, such as ``versions 8 and 9``."""
     *others, last = map(str, versions)
     return f"versions {', '.join(others)} and {last}" if others else f"version {last}"
