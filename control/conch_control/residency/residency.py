@@ -175,18 +175,27 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Usage:
-    """Requests of the models in memory: how many have ended, and which models have none now."""
+    """Requests of the models in memory: how many have ended, and which models have none now.
+
+    Attributes:
+        uses: Ended requests of the resident models.
+        idle: Resident models without requests.
+        leaving: Models that are being unloaded.
+    """
 
     uses: dict[str, int] = field(default_factory=dict)
     idle: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
+    leaving: dict[Holding, tuple[Servable, ...]] = field(default_factory=dict)
 
-    def is_busy(self, name: str) -> bool:
-        """Whether a model has requests or live sequences, or came into memory since.
+    def is_busy(self, holding: Holding) -> bool:
+        """Whether a holding has requests or live sequences, or came into memory since.
 
         Models that were idle are looked at again: the eviction of one with a sequence, or with a request that
         calls another model, waits for its end, and what is to happen before that may need the memory.
         """
-        models = self.idle.get(name)
+        if holding.state is HoldingState.UNLOADING:
+            return any(map(_is_busy, self.leaving.get(holding, ())))
+        models = self.idle.get(holding.name)
         return models is None or any(map(_is_busy, models))
 
 
@@ -246,6 +255,7 @@ class Residency:
         self._queue = ColdQueue(own.cold_queue_size, own.cold_queue_bytes)
         self._wanted: dict[str, _Wanted] = {}
         self._seen: dict[str, _Seen] = {}
+        self._leaving: dict[Holding, tuple[Servable, ...]] = {}
         self._pins = _Pins()
         self._thrashing: set[frozenset[str]] = set()
         self._changed = False
@@ -690,7 +700,7 @@ class Residency:
         """Looks at the models in memory, without the lock: their counters have locks of their own."""
         with self._lock:
             names = [each.name for each in self._plan.resident()]
-        usage = _Usage()
+            usage = _Usage(leaving=dict(self._leaving))
         for name in names:
             entry = self._registry.entries.get(name)
             models = () if entry is None else tuple(entry.ready.values())
@@ -984,6 +994,8 @@ class Residency:
                 self.statistics.evicted(reason, now - holding.since_ns)
             log.info("evicting '%s': %s", holding.name, reason)
             entry = self._registry.entries.get(holding.name)
+            with self._lock:
+                self._leaving[holding] = () if entry is None else tuple(entry.ready.values())
             self._loads.evict(holding.name, partial(self._gone, holding))
             if entry is not None:  # it gets no more requests
                 self._keep_totals(holding.name, entry.ready.values())
@@ -1005,6 +1017,7 @@ class Residency:
     def _gone(self, holding: Holding) -> None:
         with self._lock:
             self._plan.gone(holding)
+            self._leaving.pop(holding, None)
             self._wake()
 
     def _pin(self) -> None:
