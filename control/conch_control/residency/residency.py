@@ -57,7 +57,7 @@ from conch.core.errors import (
 from conch.core.gpu_memory import GpuMemory
 from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
-from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
+from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics, ResidentModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.statistics_snapshot import VersionStatistics
@@ -294,12 +294,16 @@ class Residency:
     def counts(self) -> ResidencyCounts:
         """The figures for metrics."""
         with self._lock:
-            resident = [each for each in self._plan.holdings if each.state is HoldingState.RESIDENT]
-            total = sum((each.room for each in resident), Room())
-            sizes = {"cpu": total.bytes}
-            for device, taken in zip(self._gpus.devices, total.gpus or self._no_gpus, strict=True):
-                sizes[f"gpu:{device}"] = taken
-            return self.statistics.snapshot(total.models, sizes, len(self._catalogue), len(self._queue))
+            models = {
+                each.name: ResidentModel(self._by_device(each.room), self._catalogue.cold_starts(each.name))
+                for each in self._plan.resident()
+            }
+            limits = self._by_device(self._budget)
+            return self.statistics.snapshot(models, limits, len(self._catalogue), len(self._queue))
+
+    def _by_device(self, room: Room) -> dict[str, int]:
+        gpus = zip(self._gpus.devices, room.gpus or self._no_gpus, strict=True)
+        return {"cpu": room.bytes, **{f"gpu:{device}": taken for device, taken in gpus}}
 
     def ready(self, is_ready: Callable[[str], bool]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
@@ -978,6 +982,8 @@ class Residency:
             if error is not None and wanted is not None and remember:
                 state = None if wanted.prepared is None else wanted.prepared.states.get(name)
                 self._catalogue.failed(name, error, state, self._clock())
+            if error is None:
+                self._catalogue.cold_started(name, len(waiters))
             self._wake()
         for waiter in waiters:
             self.statistics.ended("loaded" if error is None else "failed")
