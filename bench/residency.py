@@ -1,7 +1,7 @@
 """Residency on demand: start, hits and cold starts of thousands of models: `python -m bench.residency`.
 
-- *start*: time until a server with 10,000 model directories is ready, beside one with a single directory, and
-  the memory that each of the others takes.
+- *start*: time and CPU time until a server with 10,000 model directories is ready, beside one with a single
+  directory, and the memory that each of the others takes.
 - *hits*: requests by Zipf's law with exponent 1.1 to 10,000 models, of which 50 fit; how many find their
   model in memory.
 - *cold starts*: time of the first request for a model, by backend, one after the other.
@@ -103,28 +103,43 @@ def resident_bytes(server: Server) -> int:
     return int(psutil.Process(server.pid).memory_info().rss)
 
 
+def cpu_seconds(server: Server) -> float:
+    """Processor time that a server's main process has used."""
+    times = psutil.Process(server.pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def measure_start(folder: Path, rounds: int) -> list[str]:
     """The start with one model and with all."""
     counts = (1, MODELS)
     repositories = {count: write_onnx_models(folder / f"start-{count}", numbered(count)) for count in counts}
     taken: dict[int, list[float]] = {count: [] for count in counts}
+    used: dict[int, list[float]] = {count: [] for count in counts}
     memory: dict[int, list[int]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:
             begin = time.monotonic()
             with serving("start", repositories[count], ON_DEMAND) as server:
                 taken[count].append(time.monotonic() - begin)
+                used[count].append(cpu_seconds(server))
                 memory[count].append(resident_bytes(server))
-    lines = ["| models | s to ready [min - max] | RSS MB |", "|---|---|---|"]
+    lines = ["| models | s to ready [min - max] | CPU s [min - max] | RSS MB |", "|---|---|---|---|"]
     for count in counts:
-        seconds = taken[count]
+        seconds, cpu = taken[count], used[count]
         lines.append(
             f"| {count:,} | {median(seconds):.2f} [{min(seconds):.2f} - {max(seconds):.2f}] "
+            f"| {median(cpu):.2f} [{min(cpu):.2f} - {max(cpu):.2f}] "
             f"| {median(memory[count]) / 1e6:.1f} |"
         )
     delay = median(taken[MODELS]) - median(taken[1])
     each = (median(memory[MODELS]) - median(memory[1])) / MODELS
-    return [*lines, "", f"{MODELS:,} models delay the start by {delay:.2f} s and take {each:.0f} bytes each."]
+    work = median(used[MODELS]) - median(used[1])
+    return [
+        *lines,
+        "",
+        f"{MODELS:,} models delay the start by {delay:.2f} s, cost {work:.2f} s of CPU time, and take "
+        f"{each:.0f} bytes each.",
+    ]
 
 
 def popular(count: int, seed: int) -> list[str]:

@@ -48,6 +48,7 @@ class Memory:
         digest: Digest of the files that were measured.
         load_ns: Duration of its last load; 0 if it was never loaded.
         failure: Its last load, if that failed.
+        cold_starts: Requests that have waited for its loads.
         totals: Statistics of its versions before it was evicted; see `ModelStatistics.keep`.
     """
 
@@ -55,6 +56,7 @@ class Memory:
     digest: int = 0
     load_ns: int = 0
     failure: Failure | None = None
+    cold_starts: int = 0
     totals: Totals = ()
 
 
@@ -150,6 +152,14 @@ class Catalogue:
         """Remembers a load that succeeded; 0 if its duration is unknown."""
         memory = self._memory(name)
         memory.load_ns, memory.failure = load_ns or memory.load_ns, None
+
+    def cold_started(self, name: str, requests: int) -> None:
+        """Counts requests that have waited for a load."""
+        self._memory(name).cold_starts += requests
+
+    def cold_starts(self, name: str) -> int:
+        """Requests that have waited for a model's loads."""
+        return self._memories.get(name, _NOTHING).cold_starts
 
     def failed(self, name: str, error: ConchError, state: Fingerprint | None, now: int) -> None:
         """Remembers a load that failed."""

@@ -57,7 +57,7 @@ from conch.core.errors import (
 from conch.core.gpu_memory import GpuMemory
 from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
-from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
+from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics, ResidentModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.statistics_snapshot import VersionStatistics
@@ -175,18 +175,27 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Usage:
-    """Requests of the models in memory: how many have ended, and which models have none now."""
+    """Requests of the models in memory: how many have ended, and which models have none now.
+
+    Attributes:
+        uses: Ended requests of the resident models.
+        idle: Resident models without requests.
+        leaving: Models that are being unloaded.
+    """
 
     uses: dict[str, int] = field(default_factory=dict)
     idle: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
+    leaving: dict[Holding, tuple[Servable, ...]] = field(default_factory=dict)
 
-    def is_busy(self, name: str) -> bool:
-        """Whether a model has requests or live sequences, or came into memory since.
+    def is_busy(self, holding: Holding) -> bool:
+        """Whether a holding has requests or live sequences, or came into memory since.
 
         Models that were idle are looked at again: the eviction of one with a sequence, or with a request that
         calls another model, waits for its end, and what is to happen before that may need the memory.
         """
-        models = self.idle.get(name)
+        if holding.state is HoldingState.UNLOADING:
+            return any(map(_is_busy, self.leaving.get(holding, ())))
+        models = self.idle.get(holding.name)
         return models is None or any(map(_is_busy, models))
 
 
@@ -246,6 +255,7 @@ class Residency:
         self._queue = ColdQueue(own.cold_queue_size, own.cold_queue_bytes)
         self._wanted: dict[str, _Wanted] = {}
         self._seen: dict[str, _Seen] = {}
+        self._leaving: dict[Holding, tuple[Servable, ...]] = {}
         self._pins = _Pins()
         self._thrashing: set[frozenset[str]] = set()
         self._changed = False
@@ -284,12 +294,16 @@ class Residency:
     def counts(self) -> ResidencyCounts:
         """The figures for metrics."""
         with self._lock:
-            resident = [each for each in self._plan.holdings if each.state is HoldingState.RESIDENT]
-            total = sum((each.room for each in resident), Room())
-            sizes = {"cpu": total.bytes}
-            for device, taken in zip(self._gpus.devices, total.gpus or self._no_gpus, strict=True):
-                sizes[f"gpu:{device}"] = taken
-            return self.statistics.snapshot(total.models, sizes, len(self._catalogue), len(self._queue))
+            models = {
+                each.name: ResidentModel(self._by_device(each.room), self._catalogue.cold_starts(each.name))
+                for each in self._plan.resident()
+            }
+            limits = self._by_device(self._budget)
+            return self.statistics.snapshot(models, limits, len(self._catalogue), len(self._queue))
+
+    def _by_device(self, room: Room) -> dict[str, int]:
+        gpus = zip(self._gpus.devices, room.gpus or self._no_gpus, strict=True)
+        return {"cpu": room.bytes, **{f"gpu:{device}": taken for device, taken in gpus}}
 
     def ready(self, is_ready: Callable[[str], bool]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
@@ -690,7 +704,7 @@ class Residency:
         """Looks at the models in memory, without the lock: their counters have locks of their own."""
         with self._lock:
             names = [each.name for each in self._plan.resident()]
-        usage = _Usage()
+            usage = _Usage(leaving=dict(self._leaving))
         for name in names:
             entry = self._registry.entries.get(name)
             models = () if entry is None else tuple(entry.ready.values())
@@ -968,6 +982,8 @@ class Residency:
             if error is not None and wanted is not None and remember:
                 state = None if wanted.prepared is None else wanted.prepared.states.get(name)
                 self._catalogue.failed(name, error, state, self._clock())
+            if error is None:
+                self._catalogue.cold_started(name, len(waiters))
             self._wake()
         for waiter in waiters:
             self.statistics.ended("loaded" if error is None else "failed")
@@ -984,6 +1000,8 @@ class Residency:
                 self.statistics.evicted(reason, now - holding.since_ns)
             log.info("evicting '%s': %s", holding.name, reason)
             entry = self._registry.entries.get(holding.name)
+            with self._lock:
+                self._leaving[holding] = () if entry is None else tuple(entry.ready.values())
             self._loads.evict(holding.name, partial(self._gone, holding))
             if entry is not None:  # it gets no more requests
                 self._keep_totals(holding.name, entry.ready.values())
@@ -1005,6 +1023,7 @@ class Residency:
     def _gone(self, holding: Holding) -> None:
         with self._lock:
             self._plan.gone(holding)
+            self._leaving.pop(holding, None)
             self._wake()
 
     def _pin(self) -> None:

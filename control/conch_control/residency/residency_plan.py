@@ -22,6 +22,9 @@ A request of a load, by the room that it needs:
 | will be, when idle models are evicted         | WAITING, with models to evict    |
 | none of these                                 | BLOCKED                          |
 
+What is being unloaded and busy does not count as coming: a sequence may begin while its model is evicted, and
+live for long. Loads then take other victims, or are BLOCKED.
+
 When something changes, all loads that were not granted are requested again in their order, after
 `drop_claims`: so a claim never waits for room that a measurement has taken meanwhile.
 
@@ -132,8 +135,8 @@ class _Uses:
     before_ns: int | None = None
 
 
-Busy = Callable[[str], bool]
-"""Whether a resident model has requests or live sequences."""
+Busy = Callable[[Holding], bool]
+"""Whether a holding, resident or being unloaded, has requests or live sequences."""
 
 
 @dataclass(slots=True)
@@ -173,7 +176,8 @@ class Plan:
         self._held: set[Holding] = set()
         self._current: dict[str, Holding] = {}  # loading or resident
         self._ensembles: set[Holding] = set()  # the resident ones
-        self._total = self._leaving = Room()
+        self._leaving: set[Holding] = set()
+        self._total = Room()
         self._segments = Segments(limits.budget)
         self._claims: dict[str, _Job] = {}
         self._loads: dict[str, _Job] = {}
@@ -222,7 +226,7 @@ class Plan:
             needs: Room of each model that the load brings into memory; none of them has a `holding`.
             keeps: Models in memory that it needs.
             now: The time.
-            busy: Whether a resident model can't be evicted now.
+            busy: Whether a resident model can't be evicted now, or one that is being unloaded goes later.
         """
         wanted = _Job(needs, frozenset({job, *keeps}))
         held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
@@ -233,7 +237,7 @@ class Plan:
         if wanted.room.within(free):
             self._grant(job, wanted)
             return Decision(Outcome.GRANTED)
-        coming = free + self._leaving
+        coming = free + self._coming(busy)
         victims: list[Holding] = []
         if not wanted.room.within(coming):
             found = self._victims(wanted.room - coming, wanted.keeps, now, busy, self._is_rare(job, now))
@@ -297,7 +301,7 @@ class Plan:
 
     def gone(self, holding: Holding) -> None:
         """Records that an unloaded holding has left memory."""
-        self._leaving -= holding.room
+        self._leaving.remove(holding)
         self._remove(holding)
 
     def evict(self, name: str) -> list[Holding]:
@@ -327,7 +331,7 @@ class Plan:
 
     def shrink(self, now: int, busy: Busy) -> list[Holding]:
         """Evicts models if measurements exceed the budget; returns as many as can go, in order."""
-        surplus = Room() - self._free() - self._leaving
+        surplus = Room() - self._free() - self._coming(busy)
         if surplus.within(Room()):
             return []
         victims = self._victims(surplus, frozenset(), now, busy, False, partly=True) or []
@@ -337,6 +341,9 @@ class Plan:
 
     def _free(self) -> Room:
         return self.limits.budget - self._total - self.unexplained
+
+    def _coming(self, busy: Busy) -> Room:
+        return _sum(each.room for each in self._leaving if not busy(each))
 
     def _grant(self, job: str, wanted: _Job) -> None:
         self._loads[job] = wanted
@@ -359,7 +366,7 @@ class Plan:
 
     def _unload(self, holding: Holding) -> None:
         holding.state = HoldingState.UNLOADING
-        self._leaving += holding.room
+        self._leaving.add(holding)
         self._ensembles.discard(holding)
         del self._current[holding.name]
         self._segments.remove(holding.name)
@@ -385,7 +392,7 @@ class Plan:
             and name not in keeps
             and holding.since_ns <= now - self.limits.min_resident_ns
             and not any(name in job.keeps for job in (*self._claims.values(), *self._loads.values()))
-            and not busy(name)
+            and not busy(holding)
         )
 
     def _victims(

@@ -11,12 +11,25 @@ from conch.core.load_statistics import Spread, Times
 
 
 @dataclass(frozen=True, slots=True)
+class ResidentModel:
+    """A model in memory.
+
+    Attributes:
+        bytes: Memory that it counts, by device: ``cpu``, and ``gpu:0`` for each GPU with a budget.
+        cold_starts: Requests that have waited for its loads, also for those before its evictions.
+    """
+
+    bytes: Mapping[str, int]
+    cold_starts: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResidencyCounts:
     """A snapshot of `ResidencyStatistics`, with what is in memory.
 
     Attributes:
         models: Models in memory.
-        bytes: Memory that they count, by device: ``cpu``, and ``gpu:0`` for each GPU with a budget.
+        limits: Memory that all models together may take, by device.
         catalogue: Models of the repositories.
         waiting: Requests that wait for a load.
         cold_starts: Requests that had to wait for a load, by result.
@@ -27,8 +40,8 @@ class ResidencyCounts:
         thrash: Pairs of models that have evicted each other again and again.
     """
 
-    models: int
-    bytes: Mapping[str, int]
+    models: Mapping[str, ResidentModel]
+    limits: Mapping[str, int]
     catalogue: int
     waiting: int
     cold_starts: Mapping[str, int]
@@ -71,13 +84,13 @@ class ResidencyStatistics:
             self._ages.add(age_ns)
 
     def snapshot(
-        self, models: int, sizes: Mapping[str, int], catalogue: int, waiting: int
+        self, models: Mapping[str, ResidentModel], limits: Mapping[str, int], catalogue: int, waiting: int
     ) -> ResidencyCounts:
         """The counters, with the given figures."""
         with self._lock:
             return ResidencyCounts(
                 models,
-                sizes,
+                limits,
                 catalogue,
                 waiting,
                 dict(self._cold_starts),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from operator import sub
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +53,10 @@ CONFIG = """
     parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "8" } }
 """
 DEPTH = 5
-DEADLINE_S = 30.0
+PROGRESS_S = 30.0
+"""Longest time in which no request at all ends."""
+
+DEADLINE_S = 10 * PROGRESS_S
 """Deadlocks are found at a rate, so that a request may wait for some hundreds before it has its turn."""
 
 REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED")
@@ -79,6 +84,7 @@ def test_everybody_calls_somebody(
         write_model(tmp_path, f"m{number}", CONFIG, {"model.py": code})
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
+    ends = [time.monotonic()]
 
     with serving_process(tmp_path, flags=[f"--backend-config=python,placement={placement}"]) as server:
 
@@ -88,9 +94,11 @@ def test_everybody_calls_somebody(
                     outcome = ask(client, (number + turn) % models)
                     with lock:
                         outcomes[outcome] += 1
+                        ends.append(time.monotonic())
 
         with ThreadPoolExecutor(clients) as pool:
             list(pool.map(use, range(clients)))
+        assert max(map(sub, ends[1:], ends)) < PROGRESS_S
         # All have their instances again.
         with client_of(server) as client:
             for number in range(models):

@@ -502,8 +502,10 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
 def test_the_documented_families_are_those_there_are(everything: AnyServer, tmp_path: Path) -> None:
     found = exported(everything)
-    (tmp_path / "none").mkdir()
-    with serving(tmp_path / "none", flags=["--model-control-mode=on-demand", "--front-ends=1"]) as catalogue:
+    write_number(tmp_path / "catalogue", "m")
+    flags = ["--model-control-mode=on-demand", "--front-ends=1"]
+    with serving(tmp_path / "catalogue", flags=flags) as catalogue, client_of(catalogue) as client:
+        client.infer("m", [tensor("IN", np.ones(1, np.float32))])
         found = exported(catalogue) | found
     model = write_number(tmp_path / "shadowed", "m", extra="version_policy { all { } }", versions=(1, 2))
     steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'

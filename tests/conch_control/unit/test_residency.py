@@ -136,7 +136,8 @@ def test_the_oldest_idle_model_makes_room(site: Site) -> None:
     assert in_memory(site) == {"a", "b"}
     assert agent.residency is not None
     counts = agent.residency.counts()
-    assert (counts.models, counts.evictions, counts.cold_starts) == (2, {"room": 3}, {"loaded": 5})
+    assert (counts.evictions, counts.cold_starts) == ({"room": 3}, {"loaded": 5})
+    assert {name: model.cold_starts for name, model in counts.models.items()} == {"a": 2, "b": 2}
 
 
 def test_a_request_that_runs_keeps_its_model_and_one_in_between_comes_again(site: Site) -> None:
@@ -185,6 +186,24 @@ def test_a_sequence_goes_on_where_its_model_is_evicted_at_this_moment(
     monkeypatch.setattr(site.registry, "resolve_request", evicted_first)
     assert site.send_in_sequence("sequences", 1, end=True).error() is None
     assert site.loads() == ["sequences:1"]
+
+
+def test_a_model_that_keeps_a_sequence_while_it_is_evicted_blocks_no_other_load(site: Site) -> None:
+    """Its room does not count as coming: another model is evicted."""
+    idle = "max_sequence_idle_microseconds: 600000000"
+    site.model("sequences", config=f"{CONFIG} sequence_batching {{ {idle} }}")
+    for name in "ab":
+        site.model(name)
+    residency = on_demand(site, models=2).residency
+    assert residency is not None
+    assert resident(lambda: site.send_in_sequence("sequences", 1, start=True)).error() is None
+    assert ask(site, "a") is None
+    assert residency.unload("sequences", False)
+    assert ask(site, "b") is None
+    assert in_memory(site) == {"b"}
+    assert site.send_in_sequence("sequences", 1, end=True).error() is None
+    assert ask(site, "a") is None
+    assert in_memory(site) == {"a", "b"}, "the room of the sequence is free again"
 
 
 def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conch.core.errors import InternalError, ResourceExhaustedError
 from conch.core.model_statistics import ModelStatistics
@@ -88,6 +92,36 @@ def test_unknown_names_ask_for_one_listing_in_five_seconds() -> None:
             listings += 1
             catalogue.replace(Scan({}), tick * S // 10)
     assert listings == 1
+
+
+_EVENTS = st.tuples(
+    st.sampled_from(["add", "leave", "end", "expire"]), st.sampled_from("abc"), st.integers(0, 9)
+)
+
+
+@given(st.lists(_EVENTS, max_size=40))
+def test_each_waiting_request_leaves_the_queue_once(events: list[tuple[str, str, int]]) -> None:
+    """By its own cancellation, the end of its load or its time; whatever else happens meanwhile."""
+    queue = ColdQueue(4, 0)
+    added: list[Waiter] = []
+    left: list[Waiter] = []
+    for now, (event, name, number) in enumerate(events):
+        if event == "add":
+            queue.want(name)
+            waiter = Waiter(ignore, 1, now + number)
+            with suppress(ResourceExhaustedError):
+                queue.add(name, waiter, waiter)
+                added.append(waiter)
+        elif event == "leave" and number < len(added) and queue.leave(name, added[number]):
+            left.append(added[number])
+        elif event == "end":
+            left += queue.end(name)
+        elif event == "expire":
+            left += [waiter for _, waiter in queue.expire(now)]
+        assert len(queue) == len(added) - len(left)
+    for name in queue.in_order:
+        left += queue.end(name)
+    assert Counter(map(id, left)) == Counter(map(id, added))
 
 
 def test_waiting_requests_are_bounded_for_each_model() -> None:

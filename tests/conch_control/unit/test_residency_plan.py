@@ -55,6 +55,7 @@ class Residency(RuleBasedStateMachine):
         self.loading: dict[str, dict[str, Room]] = {}
         self.leaving: list[Holding] = []
         self.busy: set[str] = set()
+        self.stuck: set[Holding] = set()
         self.grown = False
 
     def fits(self, name: str, room: Room) -> bool:
@@ -62,8 +63,8 @@ class Residency(RuleBasedStateMachine):
         held = [each for part in closure(name) if (each := self.plan.holding(part)) is not None]
         return sum((each.room for each in held), room).within(BUDGET)
 
-    def is_busy(self, name: str) -> bool:
-        return name in self.busy
+    def is_busy(self, holding: Holding) -> bool:
+        return holding in self.stuck or (holding.state is HoldingState.RESIDENT and holding.name in self.busy)
 
     def unload(self, holdings: list[Holding], forced: bool = False) -> None:
         names = {each.name for each in holdings}
@@ -109,7 +110,7 @@ class Residency(RuleBasedStateMachine):
             elif decision.outcome is Outcome.WAITING:
                 waiting += wanted
             if not self.grown:
-                leaving = sum((each.room for each in self.leaving), Room())
+                leaving = sum((each.room for each in self.leaving if each not in self.stuck), Room())
                 assert (self.plan.total - leaving + waiting).within(BUDGET)
 
     @precondition(lambda self: self.loading)
@@ -129,7 +130,15 @@ class Residency(RuleBasedStateMachine):
     @precondition(lambda self: self.leaving)
     @rule(choice=st.integers(0))
     def gone(self, choice: int) -> None:
-        self.plan.gone(self.leaving.pop(choice % len(self.leaving)))
+        holding = self.leaving.pop(choice % len(self.leaving))
+        self.stuck.discard(holding)
+        self.plan.gone(holding)
+
+    @precondition(lambda self: self.leaving)
+    @rule(choice=st.integers(0))
+    def begin_sequence(self, choice: int) -> None:
+        """A sequence begins in a model that is being unloaded; `gone` ends it."""
+        self.stuck.add(self.leaving[choice % len(self.leaving)])
 
     @rule(name=st.sampled_from(NAMES))
     def use(self, name: str) -> None:
@@ -161,7 +170,10 @@ class Residency(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(("a", "c", "y")))
     def serves_when_all_is_idle(self, name: str) -> None:
-        """What fits the budget gets its room once nothing is busy, pinned, loading or young."""
+        """What fits beside the models that keep sequences while they are unloaded gets its room.
+
+        Nothing else is busy, pinned, loading or young.
+        """
         self.busy, self.plan.pinned = set(), set()
         self.wanted.clear()
         for job in list(self.loading):
@@ -175,7 +187,8 @@ class Residency(RuleBasedStateMachine):
             }
             if name not in needs:
                 return
-            if not self.fits(name, sum(needs.values(), Room())):
+            stuck = sum((each.room for each in self.stuck), Room())
+            if not self.fits(name, sum(needs.values(), stuck)):
                 return
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             self.unload(list(decision.victims))
@@ -183,8 +196,9 @@ class Residency(RuleBasedStateMachine):
                 self.loading[name] = needs
                 return
             assert decision.outcome is Outcome.WAITING
-            while self.leaving:
-                self.plan.gone(self.leaving.pop())
+            for each in [each for each in self.leaving if each not in self.stuck]:
+                self.leaving.remove(each)
+                self.plan.gone(each)
             self.unload(self.plan.shrink(self.now, self.is_busy))
         pytest.fail("it waits for ever")
 

@@ -145,7 +145,10 @@ _EXPORT_DROPS = Family(
 )
 
 _RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
-    (Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"), lambda c: c.models),
+    (
+        Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"),
+        lambda c: len(c.models),
+    ),
     (
         Family("conch_catalogue_models", "gauge", "Models of the repositories, in memory or not"),
         lambda c: c.catalogue,
@@ -175,6 +178,17 @@ _ROUTED = Family(
 )
 _RESIDENT_BYTES = Family(
     "conch_resident_bytes", "gauge", "Memory of the models in memory by device, measured or estimated"
+)
+_RESIDENT_LIMITS = Family(
+    "conch_resident_limit_bytes", "gauge", "Memory that all models in memory together may take, by device"
+)
+_MODEL_BYTES = Family(
+    "conch_resident_model_bytes", "gauge", "Memory of each model in memory by device, measured or estimated"
+)
+_MODEL_COLD_STARTS = Family(
+    "conch_model_cold_starts_total",
+    "counter",
+    "Requests that have waited for loads of a model, of the models in memory",
 )
 _COLD_STARTS = Family(
     "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
@@ -226,7 +240,7 @@ class StateMetrics:
         if self._regions is not None:
             found += _region_families(self._regions())
         if self._residency is not None:
-            found += _residency_families(self._residency())
+            found += _residency_families(self._registry, self._residency())
         return found
 
     def _models(self) -> Found:
@@ -252,10 +266,21 @@ class StateMetrics:
         ]
 
 
-def _residency_families(counts: ResidencyCounts) -> Found:
+def _residency_families(registry: Registry, counts: ResidencyCounts) -> Found:
     found = [(family, [sample(family.name, value(counts))]) for family, value in _RESIDENCY]
-    sizes = [sample(_RESIDENT_BYTES.name, size, {"device": device}) for device, size in counts.bytes.items()]
-    found.append((_RESIDENT_BYTES, sizes))
+    sums, limits, sizes, starts = [], [], [], []
+    for device, limit in counts.limits.items():
+        total = sum(model.bytes[device] for model in counts.models.values())
+        sums.append(sample(_RESIDENT_BYTES.name, total, {"device": device}))
+        limits.append(sample(_RESIDENT_LIMITS.name, limit, {"device": device}))
+    for identifier, model in sorted(counts.models.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        starts.append(sample(_MODEL_COLD_STARTS.name, model.cold_starts, own))
+        sizes += [
+            sample(_MODEL_BYTES.name, size, {"device": device, **own}) for device, size in model.bytes.items()
+        ]
+    found += [(_RESIDENT_BYTES, sums), (_RESIDENT_LIMITS, limits)]
+    found += [(_MODEL_BYTES, sizes), (_MODEL_COLD_STARTS, starts)]
     for family, by_label, label, known in (
         (_COLD_STARTS, counts.cold_starts, "result", _RESULTS),
         (_EVICTIONS, counts.evictions, "reason", _REASONS),

@@ -398,16 +398,19 @@ def test_the_table_stays_right_behind_a_list_that_is_too_large() -> None:
 @pytest.mark.parametrize("insert", [b"\x40\x01a" + string(b"x" * 4000), b"\x40\x01a\x00"])
 def test_a_bomb_costs_no_more_than_its_limit(insert: bytes) -> None:
     """64 KiB that stand for 264 or 2 MB end the connection, and take little memory."""
-    decoder = HeaderDecoder()
-    decoder.decode(insert)
     block = b"\xbe" * 65536
-    tracemalloc.start()
-    try:
-        with pytest.raises(HeaderListBombError, match="far more headers than are allowed"):
-            decoder.decode(block)
-        assert tracemalloc.get_traced_memory()[1] < 20_000
-    finally:
-        tracemalloc.stop()
+    peaks = []
+    for _ in range(5):  # what other threads of the process take meanwhile counts too
+        decoder = HeaderDecoder()
+        decoder.decode(insert)
+        tracemalloc.start()
+        try:
+            with pytest.raises(HeaderListBombError, match="far more headers than are allowed"):
+                decoder.decode(block)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert min(peaks) < 20_000
 
 
 def test_a_list_is_a_bomb_above_four_times_the_limit() -> None:
