@@ -10,7 +10,7 @@ import argparse
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,6 +24,7 @@ from conch.core.execution.placement import Placement
 from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.route import WHOLE, Attribute, Route, route_salt
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
@@ -55,8 +56,9 @@ def _models(
     batching: DynamicBatching | None = None,
     sequence: SequenceBatching | None = None,
     instances: int = 1,
+    route: Route | None = None,
 ) -> tuple[Admission, list[Model]]:
-    """Models named ``m0``, ``m1``, … in a registry of their own."""
+    """Models named ``m0``, ``m1``, … in a registry of their own, each with a route if one is given."""
     registry = Registry()
     models = []
     entries = {}
@@ -80,6 +82,7 @@ def _models(
         entries[spec.name] = Entry({1: models[-1]}, {1: VersionState("READY")})
     for name, entry in entries.items():
         registry.publish(name, entry)
+        registry.set_route(name, route)
     return Admission(registry), models
 
 
@@ -141,6 +144,41 @@ def many_models(models: int, requests: int) -> Callable[[], None]:
         submit = admission.admit
         for sent in range(requests):
             claim = submit(_request(names[sent % models], counter), True)
+            assert claim is not None
+            claim.run_inline(None)
+        assert counter.done == requests
+
+    return run
+
+
+class _Call:
+    """A call with a header; the context of its requests."""
+
+    access = None
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self.caller = self
+
+    def header(self, name: str) -> str:
+        """A header, or an empty text."""
+        return self._headers.get(name, "")
+
+
+def routed(requests: int, headers: Mapping[str, str]) -> Callable[[], None]:
+    """As `many_models` with one model, whose requests a route divides; by a key if the header has it."""
+    sticky = (Attribute("header", "x-user-id"),)
+    halves = Route(1, 2, ((1, WHOLE // 2),), route_salt("m0", "1"), sticky)
+    admission, _ = _models(1, DynamicBatching(), route=halves)
+    call = _Call(headers)
+
+    def run() -> None:
+        counter = _Counter(1)
+        submit = admission.admit
+        for _ in range(requests):
+            request = _request("m0", counter)
+            request.context = call
+            claim = submit(request, True)
             assert claim is not None
             claim.run_inline(None)
         assert counter.done == requests
@@ -212,6 +250,8 @@ def _scenes(requests: int) -> list[_Scene]:
     scenes = [_Scene("thread pair", requests, thread_pair(requests))]
     for count in (1, 10, 100, 1000):
         scenes.append(_Scene(f"models: {count}", requests, many_models(count, requests), "models: 1"))
+    for name, headers in (("chance", {}), ("key", {"x-user-id": "user-1"})):
+        scenes.append(_Scene(f"routed by {name}", requests, routed(requests, headers), "models: 1"))
     for depth in (1, 100, 1000, 10_000):
         total = requests // _BATCH * _BATCH + depth
         scenes.append(_Scene(f"queued: {depth}", total, deep_queue(depth, requests), "queued: 1"))
@@ -246,15 +286,17 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 def _table(scenes: list[_Scene], rounds: dict[str, list[tuple[float, float]]]) -> str:
-    lines = ["| scene | req/s [min-max] | CPU µs/req [min-max] | CPU ratio |", "|---|---:|---:|---:|"]
+    head = "| scene | req/s [min-max] | CPU µs/req [min-max] | CPU ratio | CPU µs more |"
+    lines = [head, "|---|---:|---:|---:|---:|"]
     for scene in scenes:
         rates, costs = (list(column) for column in zip(*rounds[scene.name], strict=True))
-        ratio = "-"
+        ratio = more = "-"
         if scene.reference and scene.reference != scene.name:
             # Of the same round: the machine changes its mind about its speed in between.
-            pairs = zip(rounds[scene.name], rounds[scene.reference], strict=True)
-            ratio = f"{median(mine[1] / theirs[1] for mine, theirs in pairs):.2f}"
-        lines.append(f"| {scene.name} | {_spread(rates, 0)} | {_spread(costs, 2)} | {ratio} |")
+            pairs = list(zip(costs, (cost for _, cost in rounds[scene.reference]), strict=True))
+            ratio = f"{median(mine / theirs for mine, theirs in pairs):.2f}"
+            more = f"{median(mine - theirs for mine, theirs in pairs):.2f}"
+        lines.append(f"| {scene.name} | {_spread(rates, 0)} | {_spread(costs, 2)} | {ratio} | {more} |")
     return "\n".join(lines)
 
 
@@ -284,7 +326,7 @@ def main() -> None:
             f"# Benchmark: the core alone\n\n| | |\n|---|---|\n{described}\n\n"
             f"{options.requests} requests a round, {options.rounds} rounds after one to warm up, scenes in "
             f"turns; `python -m bench.core`. The model answers every request with the same tensor. Ratios "
-            f"are of CPU time per request, medians over rounds.\n\n{table}\n"
+            f"and differences are of CPU time per request, medians over rounds.\n\n{table}\n"
         )
 
 

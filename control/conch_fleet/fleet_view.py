@@ -153,6 +153,7 @@ class FleetView:
         everywhere = not (
             version == progress.stable
             or (version == progress.candidate and progress.state in (*_TESTED, State.SPLIT))
+            or any(version == placed for placed, _ in progress.places)
         )
         digest = self.digests.get(version, "")
         serves = _OTHER_FILES if ready else ""

@@ -144,6 +144,7 @@ def build_components(
         LogControl(LogOptions(), None) if logs is None else logs,
         tracing.settings,
         guarded.check_changes,
+        guarded.check_rollout_changes,
         agent.archives,
         agent,
         console_url=lambda: context.url("Console"),

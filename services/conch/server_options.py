@@ -147,7 +147,8 @@ class ServerOptions:
         "--allow-model-control",
         BOOL,
         True,
-        "let clients of the inference ports load and unload models in explicit mode",
+        "let clients of the inference ports load and unload models in explicit mode, and change rollouts in "
+        "all modes",
         group="model control",
     )
     exit_without_repository: bool = True

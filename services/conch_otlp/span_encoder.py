@@ -26,7 +26,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import SpanRecord, TracedBatch
 from conch.observability.tracing.trace import Trace
-from conch.observability.tracing.trace_records import stamps
+from conch.observability.tracing.trace_records import route_attributes, stamps
 from conch.protocol.status_names import STATUS_NAMES
 from conch_otlp.attributes import attribute, attributes_of, short
 from conch_otlp.span_template import PARENT_ID, SPAN_ID, SpanTemplate
@@ -242,9 +242,9 @@ class SpanEncoder:
         parent = trace.parent
         found = _number_attribute(_OWN_NUMBER, trace.number)
         found += _number_attribute(_PARENT_NUMBER, 0 if parent is None else parent.number)
-        if not trace.request_id and trace.error is None:
+        if not trace.request_id and trace.error is None and trace.side is None:
             return found
-        span = Span()
+        span = Span(attributes=attributes_of(route_attributes(trace)))
         if trace.request_id:
             span.attributes.append(attribute("triton.request_id", trace.request_id))
         if trace.error is not None:

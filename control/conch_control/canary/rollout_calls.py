@@ -9,7 +9,7 @@ from typing import Any
 from conch.core.errors import InvalidArgumentError, NotFoundError
 from conch.core.rollouts import ROLLOUT_ACTIONS, RolloutReport, RolloutSide, RolloutTransition
 from conch.core.version_text import check_label
-from conch_control.canary.guards import p99_ns
+from conch_control.canary.guards import Counts, p99_ns
 from conch_control.canary.rollout_file import NEWEST, WHOLE, Declaration, as_json, check_declaration
 from conch_control.canary.rollout_loop import RolloutLoop, RolloutStatus
 from conch_control.canary.rollout_state import RESTING, Call, State, Transition
@@ -94,9 +94,10 @@ class RolloutCalls(ABC):
         self._declare_again(identifier)
         declared = self._with_labels(identifier, declared)
         now = self.loop.progress(identifier)
-        # A version that was held out until its files change has begun by itself.
-        rested = before is not None and before.state in RESTING
-        begun = rested and now is not None and now.state is State.LOADING
+        # A version that was held out until its files change has begun by itself, and may serve already.
+        begun = (
+            before is not None and now is not None and before.state in RESTING and now.number != before.number
+        )
         if declared.rollout is not None:
             self.loop.start(identifier, declared, again, begun)
         elif not begun:
@@ -178,26 +179,26 @@ class RolloutCalls(ABC):
 
     def _sides(self, model: str, status: RolloutStatus) -> list[RolloutSide]:
         progress, window = status.progress, status.window
+        if status.split:
+            return [
+                self._side(model, version, "stable" if version == progress.stable else "split", counts)
+                for version, counts in sorted(status.split.items())
+            ]
         counts = {"stable": window.stable, "candidate": window.candidate}
         if progress.state is State.BAKING:  # what was the candidate is stable
             counts = {"stable": window.candidate, "candidate": window.stable}
-        sides = []
-        for role, version in (("stable", progress.stable), ("candidate", progress.candidate)):
-            if version is not None:
-                each = counts[role]
-                traffic = self._traffic(model, version)
-                p99 = p99_ns(each)
-                sides.append(
-                    RolloutSide(
-                        version,
-                        role,
-                        traffic,
-                        each.requests,
-                        each.failures,
-                        None if p99 is None else p99 / 1e6,
-                    )
-                )
-        return sides
+        versions = {"stable": progress.stable, "candidate": progress.candidate}
+        return [
+            self._side(model, version, role, counts[role])
+            for role, version in versions.items()
+            if version is not None
+        ]
+
+    def _side(self, model: str, version: int, role: str, counts: Counts) -> RolloutSide:
+        p99 = p99_ns(counts)
+        traffic = self._traffic(model, version)
+        p99_ms = None if p99 is None else p99 / 1e6
+        return RolloutSide(version, role, traffic, counts.requests, counts.failures, p99_ms)
 
 
 def check_own_label(label: str) -> None:

@@ -37,6 +37,7 @@ DEFAULT_KEEP_NS = 15 * 60 * _S
 _MAX_VERSION = 2**63 - 1
 _MOST_LABELS = 64
 _MOST_STEPS = 100
+_MOST_SPLIT = 16
 _LONGEST_NS = 366 * 86_400 * _S
 
 _LABEL = re.compile(LABEL_PATTERN)
@@ -139,8 +140,7 @@ class Rollout:
         match: Requests that always get the candidate: ``header:NAME=VALUE``, ``principal:PATTERN``.
         group: Models of one group give one key the same side; empty for the model alone.
         keep_ns: How long the old version stays loaded after promotion.
-        split: Two versions with their shares of `WHOLE`, stable first, until the file changes; empty for
-            none.
+        split: Versions with their shares of `WHOLE`, stable first, until the file changes; empty for none.
         override: Whether a request may choose its version by ``conch-version``.
     """
 
@@ -486,9 +486,11 @@ def _split(table: _Table, labels: Mapping[str, int]) -> tuple[tuple[int, int], .
             inner.refuse(key, "must be a percent from 0 to 100, with at most two decimals")
         else:
             shares.append((version, share))
-    if len(shares) != 2 or sum(share for _, share in shares) != WHOLE:
+    if not 2 <= len(shares) <= _MOST_SPLIT or sum(share for _, share in shares) != WHOLE:
         table.refuse(
-            "split", 'must have two versions whose percents add up to 100, such as { "7" = 90, "8" = 10 }'
+            "split",
+            f"must have 2 to {_MOST_SPLIT} versions whose percents add up to 100, such as "
+            '{ "7" = 90, "8" = 10 }',
         )
         return ((1, WHOLE // 2), (2, WHOLE // 2))  # a split, so that its other fields are checked as such
     shares.sort(key=lambda each: (each[0] != labels.get(STABLE), each[0]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -104,6 +104,7 @@ class RolloutStatus:
         seconds: Age of the state, or of its window.
         note: What the traffic allows, if it is too little for the step; else empty.
         window: Counters of the window.
+        split: Of a split, the counters of its versions since they were loaded.
         history: Transitions, oldest first.
         managed_by: The process that runs it for a fleet; empty for this one.
     """
@@ -117,6 +118,7 @@ class RolloutStatus:
     window: Window = field(default_factory=lambda: Window(Counts(), Counts()))
     history: tuple[Transition, ...] = ()
     managed_by: str = ""
+    split: Mapping[int, Counts] = field(default_factory=dict)
 
 
 @dataclass
@@ -585,6 +587,7 @@ class RolloutLoop:
         window = found.begun
         if plan.progress.state in _WATCHED and plan.window == found.window:
             window = _since(self._read(model, plan.progress), found.begun)
+        split = {version: self._counters.requests(model, version) for version, _ in plan.progress.places}
         return RolloutStatus(
             plan.declaration,
             plan.from_file,
@@ -595,10 +598,13 @@ class RolloutLoop:
             window,
             tuple(found.history),
             plan.manager if isinstance(plan, ManagedPlan) else "",
+            split,
         )
 
     def _note(self, found: _Model) -> str:
         progress, rollout = found.plan.progress, found.plan.declaration.rollout
+        if waiting := found.plan.waiting:
+            return f"stable gets the requests of {_versions_text(waiting)}, which can't serve"
         if progress.state is not State.STEP or rollout is None or len(found.looks) < 2 or not progress.weight:
             return ""
         (first, early), (last, late) = found.looks[0], found.looks[-1]
@@ -614,6 +620,12 @@ def _since(late: Window, early: Window) -> Window:
         late.compared - early.compared,
         late.mismatched - early.mismatched,
     )
+
+
+def _versions_text(versions: Sequence[int]) -> str:
+    """Versions as text, such as ``versions 8 and 9``."""
+    *others, last = map(str, versions)
+    return f"versions {', '.join(others)} and {last}" if others else f"version {last}"
 
 
 def _is_over(progress: Progress) -> bool:

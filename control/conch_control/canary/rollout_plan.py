@@ -15,6 +15,8 @@ each with its time. The output is actions, to be carried out in their order. Sta
 | STEP, PAUSED | `pause`, `resume`, `advance`, `set_weight`, `promote`    | as named; `set_weight`: PAUSED |
 | live         | the candidate's files change, or a newer candidate comes | LOADING, a new number          |
 | live         | the declaration changes                                  | IDLE, and on from there        |
+| SPLIT        | the declaration changes, with the same versions          | SPLIT, with other shares       |
+| SPLIT        | the declaration changes otherwise                        | IDLE, and on from there        |
 | BAKING       | `keep` over, last verdict does not fail                  | DONE, old version released     |
 | BAKING       | failing verdicts, worker back-off, stable not ready      | ABORTING, to the old version   |
 | live, BAKING | `abort`; in BAKING also `rollback`                       | ABORTING                       |
@@ -24,8 +26,8 @@ each with its time. The output is actions, to be carried out in their order. Sta
 
 Resting are IDLE, FAILED, ABORTED and DONE; live are LOADING, STEP and PAUSED. A refused version is no
 candidate, and is not loaded for the version policy either, until its files change; what a call refused also
-until the declaration changes. Without a ready stable version there is no route, and an empty version means
-the newest ready one.
+until another rollout is declared. Without a ready stable version there is no route, and an empty version
+means the newest ready one.
 
 Promotion is one step: save, publish, move the label, release. An abort publishes first. After a restart a
 step begins again at its weight once its versions serve.
@@ -66,6 +68,7 @@ from conch_control.canary.rollout_state import (
     Traffic,
     VersionSight,
 )
+from conch_control.canary.split_places import Places, first_places, moved_places
 from conch_control.repository.layout import ROLLOUT_FILE
 
 EXTENSION = 3
@@ -156,12 +159,18 @@ class RolloutPlan:
             begun: Also take the place of one that runs.
 
         Raises:
-            FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
+            FailedPreconditionError: One runs, a file declares it, the candidate is missing or refused, or a
+                version of the split is missing.
         """
         self._refuse_calls()
         before = self.declaration, self.progress
-        if self.progress.state not in RESTING and not begun:
+        split = () if declaration.rollout is None else declaration.rollout.split
+        changes_split = bool(split) and self.progress.state is State.SPLIT
+        if self.progress.state not in RESTING and not begun and not changes_split:
             self._fail(f"is {self.progress.state.value} already")
+        for version, _ in split:
+            if not self._sight(version).exists:
+                self._fail(f"can't split: version {version} is not in the repository")
         self.declaration = declaration
         self._follow_declaration()
         self._follow_stable()
@@ -357,12 +366,14 @@ class RolloutPlan:
         ):
             return
         if digest != progress.declared:
-            guarded = tuple(each for each in progress.refused if not each.by_call and rollout is not None)
-            self.progress = replace(progress, declared=digest, refused=guarded)
+            # Without a rollout all stay held out: the end of one puts nothing into service.
+            refused = tuple(each for each in progress.refused if rollout is None or not each.by_call)
+            self.progress = replace(progress, declared=digest, refused=refused)
             self._redeclared = True
         changed = "the declaration has changed"
-        if progress.state is State.SPLIT and rollout is not None and _same_pair(progress, rollout):
-            self.progress = replace(self.progress, weight=rollout.split[1][1])
+        if progress.state is State.SPLIT and rollout is not None and _same_versions(progress, rollout):
+            places = moved_places(_places(progress), rollout.split)
+            self.progress = replace(self.progress, weight=rollout.split[1][1], places=places)
         elif progress.state in (State.BAKING, State.ROLLING_BACK) and rollout is not None:
             if other_stable:
                 self._enter(State.DONE, changed)
@@ -383,6 +394,7 @@ class RolloutPlan:
             shadow=0,
             state=State.IDLE,
             reason=reason,
+            places=(),
         )
         if reason:
             self._say(f"rollout {self.progress.number} of '{self.model}' ends: {reason}")
@@ -403,7 +415,7 @@ class RolloutPlan:
         if label is None:
             if rollout is None:
                 if progress.stable is not None and progress.state in RESTING:
-                    self.progress = Progress(number=progress.number)
+                    self.progress = Progress(number=progress.number, refused=progress.refused)
                 return
             stable = progress.stable
             if stable is None and not rollout.split:
@@ -489,7 +501,7 @@ class RolloutPlan:
         if rollout is None:
             return
         if rollout.split:
-            (stable, _), (other, weight) = rollout.split
+            (stable, _), (other, weight), *_ = rollout.split
             number = self.next_number(rollout.group, self.progress.number)
             self.progress = replace(
                 self.progress,
@@ -498,6 +510,7 @@ class RolloutPlan:
                 declared_stable=self.declaration.stable,
                 candidate=other,
                 weight=weight,
+                places=first_places(rollout.split),
             )
             self._enter(State.SPLIT, "")
             return
@@ -738,6 +751,14 @@ class RolloutPlan:
         return self._versions.get(version, _NOTHING)
 
     @property
+    def waiting(self) -> list[int]:
+        """Versions of a split whose requests stable gets, as they can't serve."""
+        if self.progress.state is not State.SPLIT:
+            return []
+        versions = {version for version, _ in _places(self.progress)} - {self.progress.stable}
+        return sorted(version for version in versions if not self._fits(version))
+
+    @property
     def _stable_ready(self) -> bool:
         stable = self.progress.stable
         return stable is not None and bool(self._sight(stable).serves)
@@ -746,21 +767,36 @@ class RolloutPlan:
     def _sharing(self) -> bool:
         """True if the candidate may get requests."""
         progress = self.progress
-        if progress.state not in _SHARING or progress.candidate is None or not self._stable_ready:
+        if progress.state not in _STEPPING or progress.candidate is None or not self._stable_ready:
             return False
-        sight = self._sight(progress.candidate)
-        loaded = sight.serves if progress.state is State.SPLIT else sight.serves == progress.digest
-        return bool(loaded) and sight.differences == ()
+        return self._sight(progress.candidate).serves == progress.digest and self._fits(progress.candidate)
+
+    def _fits(self, version: int) -> bool:
+        """True if a version is ready, and has the interface of the stable one."""
+        sight = self._sight(version)
+        return bool(sight.serves) and sight.differences == ()
 
     def _wanted_traffic(self) -> Traffic | None:
         progress = self.progress
         if progress.stable is None or not self._stable_ready:
             return None
-        if not self._sharing:
+        places: Places = ()
+        if progress.state is State.SPLIT:
+            # Stable has the places of those that can't serve, and no other key moves.
+            places = tuple(
+                (version if self._fits(version) else progress.stable, count)
+                for version, count in _places(progress)
+            )
+        if not self._sharing and all(version == progress.stable for version, _ in places):
             return Traffic(progress.stable)
         key = f"{self._rollout.group or self.model}\0{progress.number}".encode(errors="surrogatepass")
         salt = hashlib.blake2b(key, digest_size=16).digest()
-        return Traffic(progress.stable, progress.candidate, progress.weight, progress.shadow / 100, salt)
+        traffic = Traffic(
+            progress.stable, progress.candidate, salt=salt, places=places, rollout=progress.number
+        )
+        if not places:
+            traffic = replace(traffic, weight=progress.weight, shadow_percent=progress.shadow / 100)
+        return traffic
 
     @property
     def _labelled(self) -> frozenset[int]:
@@ -789,7 +825,9 @@ class RolloutPlan:
                 held.add(version)
         out = {each.version for each in progress.refused}
         beside: set[int] = set()
-        if progress.state in _SHARING or progress.state is State.LOADING:
+        if progress.state is State.SPLIT:
+            beside |= {version for version, _ in _places(progress)}
+        elif progress.state in LIVE:
             beside |= _numbers(progress.candidate)
         elif progress.state in (State.BAKING, State.ROLLING_BACK):
             beside |= _numbers(progress.previous)
@@ -808,8 +846,18 @@ class RolloutPlan:
         return Select(frozenset(held), frozenset(out - held))
 
 
-def _same_pair(progress: Progress, rollout: Rollout) -> bool:
-    return tuple(version for version, _ in rollout.split) == (progress.stable, progress.candidate)
+def _same_versions(progress: Progress, rollout: Rollout) -> bool:
+    """True if a split has the versions of the declared one, and the same stable one."""
+    declared = [version for version, _ in rollout.split]
+    placed = {version for version, _ in _places(progress)}
+    return bool(declared) and declared[0] == progress.stable and set(declared) == placed
+
+
+def _places(progress: Progress) -> Places:
+    """The places of a split; the progress of a former release has only the weight."""
+    if progress.places or progress.stable is None or progress.candidate is None:
+        return progress.places
+    return first_places(((progress.stable, WHOLE - progress.weight), (progress.candidate, progress.weight)))
 
 
 def _numbers(version: int | None) -> frozenset[int]:

@@ -79,7 +79,7 @@ class Refusal:
     """A version that is held out until the digest of its files changes.
 
     Attributes:
-        by_call: An operator refused it, so that a change of the declaration ends the refusal, too.
+        by_call: An operator refused it, so that another declared rollout ends the refusal, too.
     """
 
     version: int
@@ -105,6 +105,7 @@ class Progress:
         refused: Versions held out, oldest first.
         declared: Digest of the table ``[rollout]`` that this belongs to; empty for none.
         declared_stable: The label ``stable`` that was followed last.
+        places: Of a split, see `split_places`; empty otherwise.
     """
 
     state: State = State.IDLE
@@ -121,6 +122,7 @@ class Progress:
     refused: tuple[Refusal, ...] = ()
     declared: str = ""
     declared_stable: int | None = None
+    places: tuple[tuple[int, int], ...] = ()
 
     def refusal(self, version: int) -> Refusal | None:
         """The refusal of a version, if any."""
@@ -173,6 +175,8 @@ class Traffic:
         weight: The candidate's share, of `WHOLE`.
         shadow_percent: Percent of the requests that the candidate gets a copy of.
         salt: Key of the hash that gives each user a side.
+        places: Of a split, instead of the weight; stable has those of versions that can't serve.
+        rollout: Number of the rollout; 0 if stable gets all.
     """
 
     stable: int
@@ -180,6 +184,8 @@ class Traffic:
     weight: int = 0
     shadow_percent: float = 0.0
     salt: bytes = b""
+    places: tuple[tuple[int, int], ...] = ()
+    rollout: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from conch_control.canary.rollout_file import WHOLE, Declaration, as_json, check_declaration
 from conch_control.canary.rollout_state import Progress, Refusal, State, Transition
+from conch_control.canary.split_places import Places
 from conch_control.state_files import TEMPORARY, make_state_directory, sync_directory, write_state_file
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ def encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
     """The content of a state file."""
     progress = {field.name: getattr(saved.progress, field.name) for field in dataclasses.fields(Progress)}
     progress["state"] = saved.progress.state.value
+    if not saved.progress.places:  # a release without them reads the file, too
+        del progress["places"]
     progress["refused"] = [
         {"version": each.version, "digest": each.digest, "by_call": each.by_call}
         for each in saved.progress.refused
@@ -169,7 +172,9 @@ def _progress(fields: dict[str, Any]) -> Progress:
             "declared": str,
             "declared_stable": optional,
         },
+        {"places": list | tuple},
     )
+    places = _places(fields.get("places", ()))
     for key, value in fields.items():
         if isinstance(value, int) and value < 0:
             raise ValueError(f"progress.{key}: is {value}, below 0")
@@ -180,7 +185,20 @@ def _progress(fields: dict[str, Any]) -> Progress:
     for refusal in fields["refused"]:
         _check_fields("progress.refused.", refusal, {"version": int, "digest": str, "by_call": bool})
     refused = tuple(Refusal(**each) for each in fields["refused"])
-    return Progress(**{**fields, "state": state, "refused": refused})
+    return Progress(**{**fields, "state": state, "refused": refused, "places": places})
+
+
+def _places(content: Any) -> Places:
+    shown = "progress.places: is no list of versions and counts that add up to"
+    try:
+        places = tuple((version, count) for version, count in content)
+        if any(type(each) is not int or each < 0 for place in places for each in place):
+            raise ValueError
+        if places and sum(count for _, count in places) != WHOLE:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(f"{shown} {WHOLE}") from None
+    return places
 
 
 def _check_fields(

@@ -25,7 +25,8 @@ _WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
 class GuardedAgent:
     """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
-    Changes need mode ``explicit`` or ``on-demand``, and are for the control port only unless `allowed`.
+    Changes are for the control port only unless `allowed`; other ones than those of rollouts need mode
+    ``explicit`` or ``on-demand``.
     """
 
     def __init__(
@@ -99,6 +100,14 @@ class GuardedAgent:
                 f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
                 f"is '{self._mode}', and --model-control-mode=explicit allows it"
             )
+        self.check_rollout_changes()
+
+    def check_rollout_changes(self) -> None:
+        """Checks that clients may start and change rollouts, which does not depend on the control mode.
+
+        Raises:
+            UnavailableError: The operator forbids it.
+        """
         if not self._allowed:
             raise UnavailableError(
                 "model load / unload is not allowed on this port: the server runs with "

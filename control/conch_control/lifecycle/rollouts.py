@@ -248,7 +248,9 @@ class Rollouts(RolloutCalls):
             return None
         if rollout.guard.slower is not None or rollout.guard.p99_ms is not None:
             self._keep_latencies(model, traffic)
-        shares = () if traffic.candidate is None else ((traffic.candidate, traffic.weight),)
+        shares = traffic.places
+        if not shares and traffic.candidate is not None:
+            shares = ((traffic.candidate, traffic.weight),)
         return Route(
             traffic.stable,
             traffic.candidate,
@@ -258,6 +260,7 @@ class Rollouts(RolloutCalls):
             tuple(map(MatchRule.parse, rollout.match)),
             rollout.override,
             shadow,
+            traffic.rollout,
         )
 
     def _keep_latencies(self, model: str, traffic: Traffic) -> None:

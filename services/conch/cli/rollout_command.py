@@ -25,10 +25,12 @@ from conch.cli.control_connection import (
     interruptibly,
     read_file,
 )
-from conch.cli.rollout_output import history_table, report_text, rollout_line, rollouts_table
+from conch.cli.rollout_output import history_rows, report_text, rollout_line, rollouts_table
+from conch.cli.rollout_page import rollout_page
 from conch.cli.shadow_output import shadow_text
 from conch.core.errors import ConchError
 from conch.core.rollouts import RolloutReport
+from conch.process.banner import table
 from conch_control.remote_api.client import ModelControlClient
 
 _PROMOTED = frozenset({"BAKING", "DONE"})
@@ -104,6 +106,13 @@ def make_parser() -> CommandParser:
     made.add_argument("--sticky", nargs="+", metavar="KEY", help="sequence, principal or header:NAME")
     made.add_argument("--match", nargs="+", metavar="RULE", help="header:NAME=VALUE or principal:PATTERN")
     made.add_argument("--group", metavar="NAME", help="models of one group give one key the same side")
+    made.add_argument(
+        "--split",
+        nargs="+",
+        metavar="VERSION=PERCENT",
+        help="fixed shares of versions, such as 7=50 8=30 9=20, instead of a candidate",
+    )
+    made.add_argument("--override", choices=("any", "none"), help="whether conch-version chooses a version")
     made.add_argument("--file", type=Path, metavar="FILE", help="declaration, as in rollout.toml, or as JSON")
     made.add_argument("--again", action="store_true", help="also with a candidate that is held out")
     made.add_argument("--wait", action="store_true", help="until it is promoted, aborted or paused")
@@ -123,7 +132,10 @@ def make_parser() -> CommandParser:
     made = command("weight", _weight, "Sets the candidate's share, and pauses.")
     made.add_argument("weight", metavar="PERCENT", help="such as 10%%")
     command("history", _history, "Lists the changes of a model's rollouts.")
-    command("report", _report, "Shows all about a model's rollout: counters, verdict, declaration, history.")
+    made = command(
+        "report", _report, "Shows all about a model's rollout: counters, verdict, declaration, history."
+    )
+    made.add_argument("--html", type=Path, metavar="FILE", help="write it as a page instead")
     return parser
 
 
@@ -156,7 +168,9 @@ def _declaration(values: argparse.Namespace) -> dict[str, Any]:
         if "steps" not in rollout:
             raise UsageError("--shadow: give the steps that follow it with --steps")
         rollout["steps"] = [f"shadow {_percent(values.shadow):g}% {_SHADOW_DURATION}", *rollout["steps"]]
-    for key in ("keep", "sticky", "match", "group"):
+    if values.split is not None:
+        rollout["split"] = dict(map(_share, values.split))
+    for key in ("keep", "sticky", "match", "group", "override"):
         if (given := getattr(values, key)) is not None:
             rollout[key] = given
     for given in values.guard:
@@ -169,6 +183,14 @@ def _declaration(values: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"--guard: '{given}' is not of the form NAME=LIMIT")
         rollout.setdefault("guard", {})[name] = int(number) if number.is_integer() else number
     return {**content, "rollout": rollout} if rollout or values.file is not None else {}
+
+
+def _share(text: str) -> tuple[str, float]:
+    """A version and its percent, of ``--split``."""
+    version, equals, percent = text.partition("=")
+    if not (version and equals):
+        raise UsageError(f"--split: '{text}' is not of the form VERSION=PERCENT, such as 8=30")
+    return version, _percent(percent)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -243,12 +265,20 @@ def _history(client: ModelControlClient, values: argparse.Namespace) -> int:
     if values.json:
         _print_json({"history": report.as_object()["history"]})
     else:
-        print(history_table(report.history) if report.history else "There was no rollout yet.")
+        print(table(*history_rows(report.history)) if report.history else "There was no rollout yet.")
     return OK
 
 
 def _report(client: ModelControlClient, values: argparse.Namespace) -> int:
+    if values.html is not None and values.json:
+        raise UsageError("--html: --json has no effect with it; give one of them")
     report = client.rollout(values.model)
+    if values.html is not None:
+        try:
+            values.html.write_text(rollout_page(report), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--html: {values.html} can't be written: {error.strerror}") from None
+        return OK
     if values.json:
         _print_json(report.as_object())
         return OK
@@ -259,5 +289,5 @@ def _report(client: ModelControlClient, values: argparse.Namespace) -> int:
         print("Declaration:")
         print(json.dumps(report.declaration, indent=2, ensure_ascii=False))
     if report.history:
-        print(history_table(report.history))
+        print(table(*history_rows(report.history)))
     return OK

@@ -8,6 +8,9 @@ from conch.cli.models_output import moment
 from conch.core.rollouts import RolloutReport, RolloutSide, RolloutTransition
 from conch.process.banner import table
 
+Rows = tuple[list[str], list[list[str]]]
+"""Header and rows of a table."""
+
 
 def rollout_line(report: RolloutReport) -> str:
     """A rollout on one line."""
@@ -21,8 +24,18 @@ def report_text(report: RolloutReport) -> str:
     if report.step_seconds:
         lines.append(f"since {_seconds(report.seconds)} of {_seconds(report.step_seconds)}")
     if report.sides:
-        rows = [_side(each) for each in report.sides]
-        lines.append(table(["Version", "Role", "Traffic", "Requests", "Failures", "p99"], rows).rstrip())
+        lines.append(table(*sides(report)).rstrip())
+    return "\n".join([*lines, *findings(report)])
+
+
+def sides(report: RolloutReport) -> Rows:
+    """Versions with their counters."""
+    return ["Version", "Role", "Traffic", "Requests", "Failures", "p99"], list(map(_side, report.sides))
+
+
+def findings(report: RolloutReport) -> list[str]:
+    """Verdict, note, versions that are held out and labels, a line each."""
+    lines = []
     if report.compared:
         lines.append(f"shadow: {report.mismatched:,} of {report.compared:,} pairs differ")
     for name, text in (("verdict", report.verdict), ("note", report.note)):
@@ -33,7 +46,7 @@ def report_text(report: RolloutReport) -> str:
     if report.labels:
         labels = ", ".join(f"{label} = {version}" for label, version in sorted(report.labels.items()))
         lines.append(f"labels: {labels}")
-    return "\n".join(lines)
+    return lines
 
 
 def rollouts_table(reports: Sequence[RolloutReport]) -> str:
@@ -44,7 +57,7 @@ def rollouts_table(reports: Sequence[RolloutReport]) -> str:
             _state(each),
             _number(each.stable),
             _number(each.candidate),
-            f"{each.weight:g} %",
+            _shares(each) if "split" in each.declaration else f"{each.weight:g} %",
             ", ".join(f"{label} = {version}" for label, version in sorted(each.labels.items())),
         ]
         for each in reports
@@ -52,7 +65,7 @@ def rollouts_table(reports: Sequence[RolloutReport]) -> str:
     return table(["Model", "State", "Stable", "Candidate", "Weight", "Labels"], rows)
 
 
-def history_table(history: Sequence[RolloutTransition]) -> str:
+def history_rows(history: Sequence[RolloutTransition]) -> Rows:
     """Changes of a model's rollouts."""
     rows = [
         [
@@ -66,7 +79,7 @@ def history_table(history: Sequence[RolloutTransition]) -> str:
         ]
         for each in history
     ]
-    return table(["Time", "Rollout", "State", "Stable", "Candidate", "Weight", "Reason"], rows)
+    return ["Time", "Rollout", "State", "Stable", "Candidate", "Weight", "Reason"], rows
 
 
 def _state(report: RolloutReport) -> str:
@@ -78,9 +91,18 @@ def _state(report: RolloutReport) -> str:
 def _versions(report: RolloutReport) -> str:
     if report.stable is None:
         return ""
+    if "split" in report.declaration:
+        return f", {_shares(report)}"
     if report.candidate is None:
         return f", version {report.stable}"
     return f", version {report.candidate} beside {report.stable}, {report.weight:g} %"
+
+
+def _shares(report: RolloutReport) -> str:
+    """The declared shares of a split."""
+    return ", ".join(
+        f"version {version} {share:g} %" for version, share in report.declaration["split"].items()
+    )
 
 
 def _side(side: RolloutSide) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conch.cli.rollout_output import Rows
 from conch.process.banner import table
 
 _FIGURES = ("within", "max_abs", "cosine", "top")
@@ -12,12 +13,22 @@ _FIGURES = ("within", "max_abs", "cosine", "top")
 
 def shadow_text(report: Mapping[str, Any]) -> str:
     """Counters of a shadow, and its worst pairs."""
+    names, rows = worst_pairs(report)
+    return "\n".join([*shadow_lines(report), *([table(names, rows).rstrip()] if rows else ())])
+
+
+def shadow_lines(report: Mapping[str, Any]) -> list[str]:
+    """Counters of a shadow, and of its pairs."""
     dropped = sum(report["dropped"].values())
-    lines = [
+    return [
         f"shadow of version {report['version']}: {report['requests']:,} copies, {report['failures']:,} of "
         f"them failed; {dropped:,} dropped{_by(report['dropped'])}",
         f"pairs: {report['compared']:,} compared, {report['mismatches']:,} differ{_by(report['kinds'])}",
     ]
+
+
+def worst_pairs(report: Mapping[str, Any]) -> Rows:
+    """The worst pairs of a shadow, a row for each output."""
     rows = [
         [
             pair["request_id"],
@@ -29,10 +40,7 @@ def shadow_text(report: Mapping[str, Any]) -> str:
         for pair in report["worst"]
         for each in pair["outputs"]
     ]
-    if rows:
-        names = ["Request", "Output", "Differs by", "Within", "Max abs", "Cosine", "Top", ""]
-        lines.append(table(names, rows).rstrip())
-    return "\n".join(lines)
+    return ["Request", "Output", "Differs by", "Within", "Max abs", "Cosine", "Top", ""], rows
 
 
 def _by(counts: Mapping[str, int]) -> str:

@@ -269,7 +269,8 @@ class InferenceRequest:
         cancelled: Set when the client no longer waits.
         context: What the front end needs to send the response; its attribute `caller`, if it has one, is the
             call that the request came with. Of a model's call, the request that the model executes.
-        side: The version that a route has chosen for it; unset without one.
+        side: The version that a route has chosen for it, by which rule, and the number of the rollout, 0 for
+            none; unset without a route.
         sequence: The scheduler's `LiveSequence` of the request; None for none.
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
@@ -336,7 +337,7 @@ class InferenceRequest:
     kept: object
     output_start_ns: int
     reader: Reader
-    side: int
+    side: tuple[int, str, int]
     on_cancel: Callable[[InferenceRequest], None]
 
     def __init__(

@@ -14,9 +14,10 @@ class RolloutSide:
     """A version that takes part.
 
     Attributes:
-        role: ``stable``, ``candidate``, or ``split`` for further versions of a split.
+        role: ``stable``, ``candidate``, or ``split`` for the other versions of a split.
         traffic: Percent of the requests without a version that it gets now.
-        requests: Requests in the current window that succeeded or failed, without cache hits.
+        requests: Requests in the current window that succeeded or failed, without cache hits; of a split,
+            since the version was loaded.
         failures: Those that the server failed.
         p99_ms: Upper bound of their p99; None if unknown.
     """
@@ -86,7 +87,7 @@ class RolloutReport:
         result: ``pass``, ``fail`` or ``inconclusive``; empty without a verdict.
         verdict: The last verdict on the window, in a sentence.
         reason: Why the state was entered.
-        note: What the traffic allows, if it is too little for the step.
+        note: What the traffic allows, if it is too little for the step; versions of a split that can't serve.
         refused: Versions that are held out.
         sides: Counters of the window, by version.
         compared: Shadow pairs of the window that were compared.
@@ -168,7 +169,7 @@ class RolloutControl(Protocol):
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout by one of `ROLLOUT_ACTIONS`; `weight` is a percentage, for that action.
 
-        ``delete`` ends a rollout that a call has declared, and forgets it.
+        ``delete`` ends a rollout that a call has declared, and forgets it but for the versions held out.
 
         Raises:
             FailedPreconditionError: Its state does not allow the action, or a file declares it.

@@ -181,12 +181,14 @@ class Route:
     Attributes:
         stable: The version that gets all that no other one does.
         candidate: The version of match rules and of ``candidate`` in an override; None for none.
-        shares: Further versions with their shares in `WHOLE`, together at most that.
+        shares: Versions with their shares in `WHOLE`, in the order of their places; together at most that. A
+            version may have several, and stable has the rest, too.
         salt: Places keys; see `route_salt`.
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
         override: Whether `OVERRIDE` counts.
         shadow: Gets copies of requests that the stable version serves; None for none.
+        rollout: Number of the rollout that it belongs to, for traces; 0 for none.
         counts: Counts the requests; None for no counts.
     """
 
@@ -198,6 +200,7 @@ class Route:
     match: tuple[MatchRule, ...] = ()
     override: bool = True
     shadow: Mirror | None = None
+    rollout: int = 0
     counts: RouteCounts | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -207,10 +210,10 @@ class Route:
 
     def traffic(self, version: int) -> float:
         """The percentage of requests that a version gets by its share."""
-        shares = dict(self.shares)
         if version == self.stable:
-            return (WHOLE - sum(shares.values()) + shares.get(version, 0)) / (WHOLE / 100)
-        return shares.get(version, 0) / (WHOLE / 100)
+            others = sum(share for other, share in self.shares if other != version)
+            return (WHOLE - others) / (WHOLE / 100)
+        return sum(share for other, share in self.shares if other == version) / (WHOLE / 100)
 
     def choose(
         self, request: InferenceRequest, ready: Mapping[int, Chosen], labels: Mapping[str, int]
@@ -220,11 +223,11 @@ class Route:
         Raises:
             InvalidArgumentError: The override names neither a version number nor a label.
         """
-        kept: int | None = getattr(request, "side", None)
-        if kept is not None and kept in ready:
-            return kept
+        kept: tuple[int, str, int] | None = getattr(request, "side", None)
+        if kept is not None and kept[0] in ready:
+            return kept[0]
         version, by = self._choose(request, ready, labels)
-        request.side = version
+        request.side = version, by, self.rollout
         if self.counts is not None:
             self.counts.add(version, by)
         return version

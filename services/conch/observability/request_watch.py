@@ -238,6 +238,7 @@ class RequestWatch:
             trace.rows = request.batch_size
             trace.parameters = request.parameters
             trace.facts = self._facts
+            trace.side = getattr(request, "side", None)
             trace.received_ns = request.received_ns
             trace.queued_ns = request.queued_ns
             model = request.model

@@ -11,6 +11,7 @@ from conch.server_options import Opening, PartOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
 
 INFERENCE, LOADING, FILES, SHARED_MEMORY = "inference", "loading models", "with files", "shared memory"
+ROLLOUTS = "rollouts"
 PRINCIPALS = "principals of the access policy"
 CERTIFIED = "clients with a certificate"
 
@@ -20,7 +21,9 @@ _LOCAL = "this machine"
 
 def exposure(options: PartOptions) -> str:
     """The sentence for these options."""
-    found: dict[str, list[Opening]] = {each: [] for each in (INFERENCE, LOADING, FILES, SHARED_MEMORY)}
+    found: dict[str, list[Opening]] = {
+        each: [] for each in (INFERENCE, LOADING, FILES, ROLLOUTS, SHARED_MEMORY)
+    }
     for each in (
         *_openings(options),
         *(o for part in options.add_ons.values() for o in part.openings(options)),
@@ -36,9 +39,13 @@ def _openings(options: PartOptions) -> Iterator[Opening]:
     policy = server.access_policy is not None
     for name, port in _ports(options):
         yield Opening(INFERENCE, PRINCIPALS if policy else clients_of(port, "inference"), name)
-        if options.control.loads_by_name and server.allow_model_control:
-            yield Opening(LOADING, PRINCIPALS if policy else clients_of(port, "model-repository"), name)
-            yield Opening(FILES, PRINCIPALS if policy else _uploaders(port), name)
+        if server.allow_model_control:
+            callers = PRINCIPALS if policy else clients_of(port, "model-repository")
+            if options.control.loads_by_name:
+                yield Opening(LOADING, callers, name)
+                yield Opening(FILES, PRINCIPALS if policy else _uploaders(port), name)
+            elif port is options.http:
+                yield Opening(ROLLOUTS, callers, name)
         if server.allow_client_shm:
             yield Opening(SHARED_MEMORY, PRINCIPALS if policy else clients_of(port, "shared-memory"), name)
     metrics, http = options.metrics, options.http

@@ -81,6 +81,28 @@ def test_a_model_is_served_and_reloaded(s3: S3Emulator, environment: dict[str, s
     assert list((tmp_path / "cache" / "blobs").iterdir())
 
 
+def test_rollout_toml_is_followed(s3: S3Emulator, environment: dict[str, str], tmp_path: Path) -> None:
+    bucket = s3.bucket("rollout")
+    put_tree(bucket, write_probe(tmp_path / "source"), "probe/")
+    bucket.put("probe/rollout.toml", b'[rollout]\nsteps = ["shadow 100% 1h"]')
+    flags = [
+        f"--model-repository={s3.location('rollout')}",
+        f"--model-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=0.2",
+        "--grpc-port=0",
+    ]
+    with started(*flags, environment=environment) as server:
+        server.wait_ready()
+        with client_of(server) as client:
+            put_tree(bucket, write_probe(tmp_path / "next", versions=[2]), "probe/")
+            eventually(lambda: client.is_model_ready("probe", "2"), "the candidate is loaded")
+            assert served(client) == "1"
+            bucket.put("probe/rollout.toml", b"[rollout]\nsplit = { 1 = 0, 2 = 100 }")
+            eventually(lambda: served(client) == "2", "the changed file is followed")
+        assert server.stop() == 0
+
+
 def test_a_start_with_a_filled_cache_fetches_nothing(
     s3: S3Emulator, environment: dict[str, str], tmp_path: Path
 ) -> None:

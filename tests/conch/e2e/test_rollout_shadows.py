@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -26,16 +27,35 @@ keep = "1s"
 requests = 20
 mismatch = 0.01
 """
+KEY = "key-of-the-client"
+# The client asks 50 times a second at most; with its copies it would be above its limit.
+POLICY = f"""
+[[principal]]
+name = "operator"
+anonymous = true
+control = ["*"]
+read = ["*"]
+
+[[principal]]
+name = "client"
+key_sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
+infer = ["*"]
+requests_per_second = 55
+"""
+CONFIG = "version_policy { all { } } response_cache { enable: true }"
 
 
 def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
     captured = tmp_path / "captured"
     repository = tmp_path / "models"
-    directory = write_number(repository, "m", extra="version_policy { all { } }", versions=(1,))
+    directory = write_number(repository, "m", extra=CONFIG, versions=(1,))
     (directory / "rollout.toml").write_text(DECLARATION)
-    access = tmp_path / "access"
+    access, policy = tmp_path / "access", tmp_path / "policy.toml"
+    policy.write_text(POLICY)
     flags = [
         f"--access-log={access}",
+        f"--access-policy={policy}",
+        "--cache-config=local,size=1048576",
         "--model-control-mode=explicit",
         "--load-model=m",
         f"--rollout-capture-directory={captured}",
@@ -50,8 +70,9 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
     with serving(repository, flags=flags) as server, client_of(server) as client:
 
         def ask() -> None:
-            while not stop.wait(0.01):
-                result = client.infer("m", [tensor("IN", np.ones(1, np.float32))])
+            while not stop.wait(0.02):
+                inputs = [tensor("IN", np.ones(1, np.float32))]
+                result = client.infer("m", inputs, headers={"authorization": f"Bearer {KEY}"})
                 answers[result.get_response().model_version, float(result.as_numpy("OUT")[0])] += 1
 
         def states() -> dict[str, str]:
@@ -86,6 +107,8 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
             add(3, 1)
             client.load_model("m")
             eventually(lambda: counted("conch_shadow_compared_total", "3") >= 20, "pairs are compared")
+            assert counted("nv_inference_exec_count", "3") >= 20, "the cache has answered copies"
+            assert counted("nv_inference_exec_count", "1") == 1, "the cache answers the client"
             eventually(lambda: ("3", 1.0) in answers, "the candidate is promoted", 60)
             assert counted("conch_shadow_mismatches_total", "3") == 0
         finally:

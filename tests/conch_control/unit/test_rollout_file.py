@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,10 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
     """Correct fields of any kind."""
     rollout: dict[str, Any] = {}
     if draw(st.booleans()):
-        one, two = draw(st.lists(versions, min_size=2, max_size=2, unique=True))
-        share = draw(shares)
-        rollout["split"] = {str(one): share / 100, str(two): (WHOLE - share) / 100}
+        named = draw(st.lists(versions, min_size=2, max_size=4, unique=True))
+        cuts = sorted([0, *draw(st.lists(shares, min_size=len(named) - 1, max_size=len(named) - 1)), WHOLE])
+        parts = [(high - low) / 100 for low, high in pairwise(cuts)]
+        rollout["split"] = dict(zip(map(str, named), parts, strict=True))
     else:
         rollout["steps"] = draw(st.lists(steps, min_size=1, max_size=4))
         rollout["keep"] = draw(durations)
@@ -182,8 +184,8 @@ def test_each_wrong_field_is_named(content: dict[str, Any], data: st.DataObject)
         ("[rollout]\nsticky = ['user']", 'rollout.sticky[0]: must be "sequence", "principal" or'),
         ("[rollout]\nmatch = ['header:x']", 'rollout.match[0]: must be "header:NAME=VALUE" or'),
         ("[rollout]\nmatch = ['principal:a', 'principal:a']", "rollout.match[1]: is given twice; remove one"),
-        ("[rollout]\nsplit = {7 = 50}", "rollout.split: must have two versions whose percents add up to 100"),
-        ("[rollout]\nsplit = {7 = 50, 8 = 49.5}", "rollout.split: must have two versions"),
+        ("[rollout]\nsplit = {7 = 50}", "rollout.split: must have 2 to 16 versions whose percents add up"),
+        ("[rollout]\nsplit = {7 = 50, 8 = 49.5}", "rollout.split: must have 2 to 16 versions"),
         ("[rollout]\nsplit = {7 = 50, x = 50}", "rollout.split.x: the names in a split are versions"),
         ("[rollout]\nsplit = {7 = 33.333, 8 = 66.667}", "rollout.split.7: must be a percent"),
         ("[rollout]\nsplit = {7 = 50, 8 = 50}\nkeep = '1m'", "rollout.keep: has no effect with a split"),
@@ -231,7 +233,7 @@ def test_doubts_are_about_what_is_allowed() -> None:
         "f: rollout.steps[2]: falls from 5% to 1%; steps should grow",
         "f: rollout.steps: differ from those of 'n', which is in the same group; give both the same steps",
     ]
-    split = parse_toml("[rollout]\nsplit = {7 = 50, 9 = 50}", "f")
+    split = parse_toml("[rollout]\nsplit = {7 = 50, 8 = 30, 9 = 20}", "f")
     assert [each.path for each in declaration_doubts(split, "f", (7, 8), {})] == ["rollout.split.9"]
 
 

@@ -119,10 +119,12 @@ def test_bursts_of_errors_on_both_sides_are_no_reason() -> None:
 def test_slower_candidates_fail_and_equal_ones_do_not() -> None:
     rng = np.random.default_rng(4)
     guard = Guard(slower=0.05)
-    for factor, result in ((1.0, Result.PASS), (1.1, Result.PASS), (4.0, Result.FAIL)):
-        for _ in range(100):
-            stable = buckets(rng.lognormal(2.0, 0.5, 20_000))
-            candidate = buckets(factor * rng.lognormal(2.0, 0.5, 1000))
+    factors = ((1.0, Result.PASS), (1.1, Result.PASS), (2.0, Result.FAIL), (4.0, Result.FAIL))
+    for factor, result in factors:
+        for _ in range(60):
+            middle = rng.uniform(2.0, 2.0 + math.log(2))  # anywhere between the edges of buckets
+            stable = buckets(rng.lognormal(middle, 0.5, 20_000))
+            candidate = buckets(factor * rng.lognormal(middle, 0.5, 1000))
             verdict = judge(guard, Window(Counts(20_000, 0, stable), Counts(1000, 0, candidate)))
             assert verdict.result is result, verdict.sentence
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import tempfile
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.machines import run_machine
@@ -33,6 +35,7 @@ from conch_control.canary.rollout_state import (
     Traffic,
     VersionSight,
 )
+from conch_control.canary.split_places import Places, first_places, moved_places
 from conch_control.canary.state_file import SavedRollout, StateDirectory
 from conch_control.repository.layout import select_versions
 
@@ -421,11 +424,10 @@ def test_a_split_stays_until_it_is_changed() -> None:
     driven = Driven(text, v7="a ready", v8="b")
     assert (driven.traffic, driven.hold) == (Traffic(7), {7, 8})
     driven.look(v8="b ready")
-    assert driven.shares == (7, 8, 1000)
     before = driven.traffic
-    assert before is not None
+    assert before is not None and before.places == ((8, 1000), (7, 9000))
     driven.do(driven.plan.declare(declared(text.replace("90", "75").replace("10", "25")), driven.now))
-    assert driven.traffic == replace(before, weight=2500)  # the same users, and more
+    assert driven.traffic == replace(before, places=((8, 2500), (7, 7500)))  # the same users, and more
     with pytest.raises(
         FailedPreconditionError, match=r"has a fixed split; change rollout\.split in rollout\.toml"
     ):
@@ -433,6 +435,77 @@ def test_a_split_stays_until_it_is_changed() -> None:
     assert driven.look(v7="a") == [Publish(None), PublishLabels({})]
     driven.do(driven.plan.declare(declared("[rollout]\nsplit = {8 = 90, 9 = 10}"), driven.now))
     assert (driven.traffic, driven.labels) == (Traffic(8), {"stable": 8})
+
+
+def test_a_split_of_three_keeps_all_users_that_it_can() -> None:
+    text = "[rollout]\nsplit = {{7 = {}, 8 = {}, 9 = {}}}"
+    driven = Driven(text.format(50, 30, 20), v7="a ready", v8="b", v9="c ready")
+    first = driven.traffic
+    assert first is not None and driven.hold == {7, 8, 9}
+    assert first.places == ((7, 3000), (9, 2000), (7, 5000)), (
+        "stable has the places of those that don't serve"
+    )
+    assert driven.plan.waiting == [8]
+    driven.look(v8="b ready")
+    assert driven.traffic == replace(first, places=((8, 3000), (9, 2000), (7, 5000)))
+    driven.do(driven.plan.declare(declared(text.format(40, 35, 25)), driven.now))
+    moved = ((8, 3000), (9, 2000), (8, 500), (9, 500), (7, 4000))
+    assert driven.traffic == replace(first, places=moved)
+    assert Driven(
+        text.format(40, 35, 25), driven.saved, v7="a ready", v8="b ready", v9="c ready"
+    ).traffic == (driven.traffic)
+
+
+def test_a_call_changes_a_split_of_versions_that_exist() -> None:
+    def split(text: str) -> list[Action]:
+        return driven.do(driven.plan.start_by_call(declared(f"[rollout]\nsplit = {text}"), driven.now))
+
+    driven = Driven("", v7="a ready", v8="b ready")
+    driven.plan.from_file = False
+    with pytest.raises(FailedPreconditionError, match="can't split: version 9 is not in the repository"):
+        split("{7 = 50, 9 = 50}")
+    split("{7 = 90, 8 = 10}")
+    first = driven.plan.progress
+    split("{7 = 70, 8 = 30}")
+    assert driven.plan.progress == replace(
+        first, weight=3000, places=((8, 3000), (7, 7000)), declared=driven.plan.progress.declared
+    )
+    with pytest.raises(FailedPreconditionError, match="is SPLIT already"):
+        driven.plan.start_by_call(declared("[rollout]\ncandidate = 8"), driven.now)
+
+
+weights = st.lists(st.integers(0, WHOLE), min_size=1, max_size=3)
+
+
+@given(st.integers(1, 3), st.lists(weights, min_size=2, max_size=4))
+def test_a_growing_share_of_a_split_keeps_its_places(further: int, cuts: list[list[int]]) -> None:
+    """Any number of changes, each from the places before: growing versions keep theirs, others only lose."""
+    places: Places = ()
+    for each in cuts:
+        bounds = sorted([0, *(each * further)[:further], WHOLE])
+        split = tuple((7 + i, high - low) for i, (low, high) in enumerate(pairwise(bounds)))
+        before, places = places, moved_places(places, split) if places else first_places(split)
+        assert {version: sum(n for v, n in places if v == version) for version, _ in places} == dict(split)
+        for version, _ in split if before else ():
+            old, new = (owned(found, version) for found in (before, places))
+            assert old <= new or new <= old
+
+
+def owned(places: Places, version: int) -> set[int]:
+    """The places of a version."""
+    owners = [each for each, count in places for _ in range(count)]
+    return {place for place, owner in enumerate(owners) if owner == version}
+
+
+def test_a_version_stays_held_out_when_its_rollout_is_deleted() -> None:
+    driven = baking()
+    driven.call(Call.ROLLBACK)
+    driven.look(v8="b")
+    assert (driven.state, driven.out) == (State.ABORTED, {8})
+    driven.do(driven.plan.declare(Declaration(), driven.now))
+    assert (driven.state, driven.out, driven.hold, driven.traffic) == (State.IDLE, {8}, set(), None)
+    driven.look(v8="c")
+    assert (driven.plan.progress, driven.selection) == (Progress(number=1), Select())
 
 
 def test_models_of_a_group_give_one_key_one_side() -> None:
@@ -529,6 +602,7 @@ DECLARATIONS = (
     STEPS.replace("stable = 7", ""),
     STEPS.replace("[rollout]", "[rollout]\ncandidate = 9"),
     "[rollout]\nsplit = {7 = 90, 8 = 10}",
+    "[rollout]\nsplit = {7 = 50, 8 = 30, 9 = 20}",
     "[labels]\nstable = 8\nbest = 9",
     "",
 )

@@ -41,6 +41,7 @@ progresses = st.builds(
     refused=st.lists(st.builds(Refusal, numbers, digests, st.booleans()), max_size=3).map(tuple),
     declared=digests,
     declared_stable=st.none() | numbers,
+    places=st.just(()) | st.builds(lambda n: ((8, n), (7, WHOLE - n)), st.integers(0, WHOLE)),
 )
 declarations = st.sampled_from(
     [None, Declaration({"stable": 7}), parse_toml('[rollout]\ncandidate = 8\nsteps = ["5% 10m"]', "f")]

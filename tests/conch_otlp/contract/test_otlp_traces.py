@@ -370,6 +370,16 @@ def test_spans_of_a_shadow_are_linked_to_those_of_the_request(tmp_path: Path) ->
     (own,) = [span for span in spans if span.span_id == link.span_id]
     assert (own.trace_id, request_id(own)) == (link.trace_id, "mine")
     assert own.trace_id != copy.trace_id
+    routed = {"conch.route.by": "weight", "conch.rollout.id": 1}
+    assert (route_of(own), route_of(copy)) == (routed, {})
+
+
+def route_of(span: Span) -> dict[str, str | int]:
+    return {
+        each.key: each.value.string_value or each.value.int_value
+        for each in span.attributes
+        if each.key in ("conch.route.by", "conch.rollout.id")
+    }
 
 
 def request_id(span: Span) -> str:

@@ -42,7 +42,8 @@ class Services:
         regions: Clients' shared memory.
         logs: Log settings.
         traces: Trace settings.
-        check_changes: Raises if clients may not load and unload models.
+        check_changes: Raises if clients may not load, unload and label models.
+        check_rollout_changes: Raises if clients may not start and change rollouts.
         rollouts: Rollouts between versions; None if the server has none.
         archives: Loads models from directories that a provider of routes names; None for none.
         console_url: Gives the console's URL; empty while it is not open.
@@ -52,6 +53,7 @@ class Services:
     logs: LogControl
     traces: TraceSettings
     check_changes: Callable[[], None] = _allow
+    check_rollout_changes: Callable[[], None] = _allow
     archives: ArchiveControl | None = None
     rollouts: RolloutControl | None = None
     console_url: Callable[[], str] = str

@@ -76,6 +76,7 @@ class Trace:
         agent: The client's user agent.
         parameters: Those of the request; None for none.
         facts: Attributes that a front end has added; None for none.
+        side: The version that a route has chosen, its rule and the rollout; see `InferenceRequest.side`.
         caller: The client's span; None without one. Of the root only.
         received_ns: First byte of the request; of the root only, as the next two.
         read_ns: All of the request was there.
@@ -119,6 +120,7 @@ class Trace:
         "rows",
         "sends",
         "setting",
+        "side",
         "span_id",
         "spans",
         "started_ns",
@@ -150,6 +152,7 @@ class Trace:
         self.path = self.client = self.agent = ""
         self.parameters: Mapping[str, object] | None = None
         self.facts: Mapping[str, Fact] | None = None
+        self.side: tuple[int, str, int] | None = None
         self.caller: TraceParent | None = None
         self.model = self.request_id = self.reason = ""
         self.version = self.rows = 0

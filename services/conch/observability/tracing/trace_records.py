@@ -110,7 +110,10 @@ def _records(trace: Trace, timestamps: bool, tensors: bool) -> Iterator[str]:
         request_id = f',"request_id":{json.dumps(trace.request_id)}' if trace.request_id else ""
         parent_id = f',"parent_id":{trace.parent.number}' if trace.parent is not None else ""
         model = json.dumps(trace.model)
-        yield f'{{"id":{number},"model_name":{model},"model_version":{trace.version}{request_id}{parent_id}}}'
+        yield (
+            f'{{"id":{number},"model_name":{model},"model_version":{trace.version}{request_id}{parent_id}'
+            f"{_route_text(trace)}}}"
+        )
         for name, ns in stamps(trace):
             yield f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}'
             if name == "QUEUE_START":
@@ -119,6 +122,19 @@ def _records(trace: Trace, timestamps: bool, tensors: bool) -> Iterator[str]:
     yield from made
     for child in trace.children:
         yield from _records(child, timestamps, tensors)
+
+
+def _route_text(trace: Trace) -> str:
+    """Fields of a request that a route has given its version."""
+    return "".join(f',"{name}":{json.dumps(value)}' for name, value in route_attributes(trace).items())
+
+
+def route_attributes(trace: Trace) -> dict[str, str | int]:
+    """By which rule a route has chosen the version, and for which rollout; none without a route."""
+    if trace.side is None:
+        return {}
+    _, by, rollout = trace.side
+    return {"conch.route.by": by, "conch.rollout.id": rollout} if rollout else {"conch.route.by": by}
 
 
 def _tensor_text(number: int, tensor: TensorRecord) -> str:

@@ -61,6 +61,7 @@ def test_a_request_has_the_records_of_triton() -> None:
     root.request_id = 'a"b'
     root.tensors = [tensor("in", "IN", "FP32", (1, 2), np.array([0.123456789, 2], "<f4").tobytes())]
     step = maker.child(root)
+    step.side = 8, "sticky", 3
     text = tree_text(root)
     assert names_of(text)[:15] == [
         "header",
@@ -85,7 +86,8 @@ def test_a_request_has_the_records_of_triton() -> None:
         '{"id":1,"activity":"TENSOR_QUEUE_INPUT",'
         '"tensor":{"name":"IN","data":"0.123457,2","shape":"1,2","dtype":"FP32"}},' in text
     )
-    assert f'{{"id":{step.number},"model_name":"step","model_version":1,"parent_id":1}},' in text
+    head = f'{{"id":{step.number},"model_name":"step","model_version":1,"parent_id":1'
+    assert f'{head},"conch.route.by":"sticky","conch.rollout.id":3}},' in text
 
 
 def test_levels_choose_the_records() -> None:

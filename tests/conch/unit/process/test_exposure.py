@@ -24,8 +24,12 @@ EXPLICIT = "--model-control-mode=explicit"
     [
         (
             (),
-            "open: inference to all clients (gRPC, HTTP); shared memory to all clients (gRPC, HTTP); metrics "
-            "to all clients",
+            "open: inference to all clients (gRPC, HTTP); rollouts to all clients (HTTP); shared memory to "
+            "all clients (gRPC, HTTP); metrics to all clients",
+        ),
+        (
+            ("--model-control-mode=poll", "--allow-model-control=false", "--allow-client-shm=false"),
+            "open: inference to all clients (gRPC, HTTP); metrics to all clients",
         ),
         (
             (EXPLICIT, "--allow-client-shm=false"),

@@ -238,7 +238,7 @@ def _forms(
         _Form(table.UNLOAD_MODEL, unload_model, _done, check_change),
         _Form(table.SET_LABEL, label_change, _done, check_change),
         _Form(table.REMOVE_LABEL, _label, _done, check_change),
-        *_rollout_forms(body_of, check_change),
+        *_rollout_forms(body_of, services),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
@@ -248,9 +248,11 @@ def _forms(
     ]
 
 
-def _rollout_forms(
-    body_of: Callable[[HttpExchange], Awaitable[Any]], check_change: Callable[[Path], None]
-) -> list[_Form]:
+def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]], services: Services) -> list[_Form]:
+    def check_change(path: Path) -> None:
+        refuse_repository_name(path["repository"])
+        services.check_rollout_changes()
+
     async def named(exchange: HttpExchange, path: Path) -> str:
         refuse_repository_name(path["repository"])
         return path["model"]
