@@ -21,6 +21,8 @@ from conch_control.port import AgentPort
 
 log = logging.getLogger(__name__)
 
+_ROLLOUT_ACTIONS = ("pause", "resume", "advance", "promote", "abort", "rollback")
+
 
 class LoadFailedError(Exception):
     """A load that failed.
@@ -84,6 +86,15 @@ class ConsoleActions:
         dependents = _switch(given, "dependents")
         self._note(user, "unloads '%s'%s", name, " and the models loaded for it only" if dependents else "")
         self._agent.unload(name, dependents)
+
+    def change_rollout(self, user: User, name: str, given: Mapping[str, Any]) -> None:
+        """Does something about a model's rollout."""
+        self._check_running()
+        action = given.get("action")
+        if action not in _ROLLOUT_ACTIONS:
+            raise InvalidArgumentError(f"action must be one of {', '.join(_ROLLOUT_ACTIONS)}")
+        self._note(user, "asks the rollout of '%s' to %s", name, action)
+        self._agent.update_rollout(name, action)
 
     def drain(self, user: User) -> None:
         """Makes the server not ready."""

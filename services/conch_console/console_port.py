@@ -73,7 +73,7 @@ class ConsolePort(Port):
         names = tuple(sorted(backend_names()))
         rules = Rules(context.control, context.get_backend, names, file_checks=load_file_checks())
         configs = ConfigView(agent.repositories, rules)
-        server = ServerViews(core, logs, traces, context.endpoints, options.flags)
+        server = ServerViews(core, logs, traces, context.endpoints, context.fronts, options.flags)
         machine = MachineState(self._gpus)
         self._feed = LiveFeed(LiveCounts(core.registry), agent.events, self._lines, machine, server.state)
         self._parts = ConsoleParts(

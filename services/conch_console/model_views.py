@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conch.core.errors import NotFoundError
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch.core.spec import TensorSpec
@@ -65,6 +66,17 @@ class ModelViews:
         """The newest events of a model, oldest first."""
         events = [event_object(each) for each in list(self._agent.events.entries) if each.model == name]
         return events[-_MOST_EVENTS:]
+
+    def rollout(self, name: str) -> dict[str, Any]:
+        """A model's labels and rollout; empty if it has neither."""
+        try:
+            return self._agent.rollout(name).as_object()
+        except NotFoundError:
+            return {}
+
+    def rollouts(self) -> dict[str, Any]:
+        """The rollouts of all models that have one."""
+        return {"rollouts": [each.as_object() for each in self._agent.rollouts() if each.rolls]}
 
     def _used_by(self, name: str) -> list[str]:
         """The ensembles that have a model as a step."""

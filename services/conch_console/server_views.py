@@ -19,6 +19,7 @@ from conch.core.server_state import ServerState
 from conch.observability.logging.log_settings import LogControl
 from conch.observability.metrics.gpu_metrics import GpuMetrics
 from conch.observability.metrics.machine_metrics import CpuTimes, parse_cpu_times, parse_memory
+from conch.observability.metrics.server_metrics import FrontProcess
 from conch.observability.tracing.trace_settings import TraceSettings
 from conch.process.endpoint import Endpoint
 from conch_console.console_options import ShownFlag
@@ -34,6 +35,7 @@ class ServerViews:
         logs: Log settings.
         traces: Trace settings.
         endpoints: Gives the open ports.
+        fronts: Gives the front processes.
         flags: The server's settings.
         clock: Monotonic time in nanoseconds.
     """
@@ -44,6 +46,7 @@ class ServerViews:
         logs: LogControl,
         traces: TraceSettings,
         endpoints: Callable[[], Sequence[Endpoint]],
+        fronts: Callable[[], Sequence[FrontProcess]],
         flags: Sequence[ShownFlag] = (),
         clock: Clock = monotonic_ns,
     ) -> None:
@@ -51,6 +54,7 @@ class ServerViews:
         self._logs = logs
         self._traces = traces
         self._endpoints = endpoints
+        self._fronts = fronts
         self._flags = flags
         self._clock = clock
         self._began_ns = clock()
@@ -79,6 +83,10 @@ class ServerViews:
                 for each in self._endpoints()
             ],
         }
+
+    def fronts(self) -> dict[str, Any]:
+        """The front processes; `cpu_s` is since the start, over restarts."""
+        return {"fronts": [each._asdict() for each in self._fronts()]}
 
     def settings(self) -> dict[str, Any]:
         """Settings of log and traces, and the flags with where they come from."""

@@ -9,7 +9,7 @@ from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_loop import LoopThread
 from conch.observability.metrics.sample_text import Family
-from conch.observability.metrics.server_metrics import client_families, front_families
+from conch.observability.metrics.server_metrics import FrontProcess, client_families, front_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security
 
@@ -65,11 +65,15 @@ class GrpcPart(Port):
         """Starts the front end."""
         return self._front_end.start()
 
+    def fronts(self) -> Sequence[FrontProcess]:
+        """The front processes."""
+        return () if self._fronts is None else self._fronts.processes()
+
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """What clients have caused, if the transport counts it; the front processes."""
         counts = self._front_end.client_counts
         found = [] if counts is None else client_families(*counts)
-        return found if self._fronts is None else [*found, *front_families(self._fronts.processes())]
+        return found if self._fronts is None else [*found, *front_families(self.fronts())]
 
     def drain(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight end, and closes."""

@@ -40,6 +40,7 @@ from conch.frontends.operations.operation_handlers import Services
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.server_metrics import FrontProcess
 from conch.observability.tracing.open_tracing import Tracing
 from conch.observability.tracing.trace_ring import TraceRing
 from conch.process.endpoint import Endpoint, listening, local_address
@@ -104,6 +105,10 @@ class PartContext:
         """The open ports and sockets of all parts."""
         return [each for part in self.parts for each in part.endpoints()]
 
+    def fronts(self) -> list[FrontProcess]:
+        """The front processes of all parts."""
+        return [each for part in self.parts for each in part.fronts()]
+
     def chat_route(self, pools: Pools, most_bytes: int) -> ChatRoute | None:
         """The chats of the part that has some; None without one. Called once all parts are made."""
         found = (part.chat_route(pools, most_bytes) for part in self.parts)
@@ -140,6 +145,10 @@ class ServerPart(ABC):
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The open ports and sockets."""
+        return ()
+
+    def fronts(self) -> Sequence[FrontProcess]:
+        """The front processes that have its connections."""
         return ()
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:

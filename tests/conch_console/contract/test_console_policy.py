@@ -92,6 +92,8 @@ ALLOWED = {("GET", path): "reads controls" for path in READING} | {
     ("POST", "/api/models/other/load"): "controls others",
     ("POST", "/api/models/other/unload"): "controls others",
     ("POST", "/api/models/other/sample"): "controls others",
+    ("POST", "/api/models/none/rollout/action"): "controls",
+    ("POST", "/api/models/other/rollout/action"): "controls others",
     ("POST", "/api/traces/sample"): "controls",
     ("POST", "/api/settings/log"): "controls",
     ("POST", "/api/settings/trace"): "controls",

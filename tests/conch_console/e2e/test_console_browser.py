@@ -46,6 +46,7 @@ PAGES = {
     "try": "models/simple/try",
     "config": "models/broken/config",
     "versions": "models/simple/versions",
+    "no-rollout": "models/simple/rollout",
     "model-traces": "models/simple/traces",
     "model-logs": "models/simple/logs",
     "chat": "chat",

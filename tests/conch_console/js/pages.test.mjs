@@ -9,6 +9,8 @@ const { ModelNumbers, Store } = await load("store.js");
 const { parseRoute, link } = await load("router.js");
 const { rowsOf } = await load("pages/models.js");
 const { withDurations } = await load("pages/versions.js");
+const { actionsOf, addRates, stepsOf } = await load("pages/rollout.js");
+const { shares } = await load("pages/overview.js");
 const { linesOf } = await load("pages/logs.js");
 const { matching } = await load("pages/traces.js");
 const { seriesOf } = await load("pages/live.js");
@@ -101,4 +103,22 @@ test("outputs are shown as what they look like", () => {
   assert.equal(joinedTexts([{ outputs: [output("BYTES", [1], ["a "])] }, { outputs: [output("BYTES", [1], ["b"])] }]).get("y"), "a b");
   assert.deepEqual(imageShape([-1, 3, -1, -1], { order: "NCHW", channels: 3, width: 4, height: 2 }), [1, 3, 2, 4]);
   assert.deepEqual(imageShape([-1, 64], { order: "NHWC", channels: 1, width: 8, height: 8 }), [1, 64]);
+});
+
+test("a rollout shows its step and offers what its state allows", () => {
+  const rollout = { state: "STEP", step: 1, steps: ["1% 5m", "5% 5m", "50% 5m"], previous: null };
+  assert.deepEqual(stepsOf(rollout).map((each) => each.place), ["over", "now", "next"]);
+  assert.deepEqual(actionsOf(rollout), ["pause", "advance", "promote", "abort"]);
+  assert.deepEqual(actionsOf({ ...rollout, state: "PAUSED" }), ["resume", "advance", "promote", "abort"]);
+  assert.deepEqual(actionsOf({ ...rollout, state: "DONE" }), []);
+  assert.deepEqual(actionsOf({ ...rollout, state: "BAKING", previous: 7 }), ["rollback"]);
+  assert.deepEqual(stepsOf({ ...rollout, state: "DONE", step: 2 }).map((each) => each.place), ["over", "over", "over"]);
+});
+
+test("rates are those between two looks", () => {
+  const [trends, before] = [new Map(), new Map()];
+  for (const requests of [10, 30, 5]) addRates(trends, before, [{ version: 7, requests }], 2);
+  assert.deepEqual(trends.get(7), [10, 0]);
+  const front = (cpu_s) => ({ name: "front 0", cpu_s });
+  assert.deepEqual([shares([], [front(1)], 2), shares([front(1)], [front(2)], 2)], [[null], [0.5]]);
 });

@@ -36,6 +36,7 @@ export const T = {
     version: "Version", uptime: "Uptime", host: "Host", pid: "Process", cpus: "CPUs",
     cpu: "CPU", cpuProcess: "CPU of this process", memory: "Memory", rss: "Memory of this process", gpu: "GPU", gpuMemory: "GPU memory",
     noGpu: "No GPU is used.",
+    fronts: "Front processes", front: "Process", frontState: "State", frontUp: "Serves", frontDown: "Starts again", frontConnections: "Connections", frontCpu: "CPU", frontRestarts: "Restarts",
     failed: (n) => (n === 1 ? "1 model could not be loaded" : `${n} models could not be loaded`),
     notReady: "The server reports that it is not ready:",
     stageReason: {
@@ -73,12 +74,37 @@ export const T = {
     ensemble: "ensemble", showAll: (n) => `Show all ${n}`,
   },
   model: {
-    tabs: { live: "Live", try: "Try", config: "Config", versions: "Versions", traces: "Traces", logs: "Logs" },
+    tabs: { live: "Live", try: "Try", config: "Config", versions: "Versions", rollout: "Rollout", traces: "Traces", logs: "Logs" },
     tabsLabel: "Parts of the model",
     unknown: "There is no such model. It may have been removed from its repository.",
     notLoaded: "This model is not loaded.",
     location: "Location", backend: "Backend", batch: "Largest batch", instances: "Instances", usedBy: "Used by", madeOf: "Made of", workers: "Workers",
     noBatch: "no batching", version: "Version", allVersions: "All versions", decoupled: "streams responses",
+  },
+  rollout: {
+    title: "Rollout", all: "Rollouts", sides: "Versions by traffic", guards: "Guards", shadow: "Shadow", history: "History of the rollout",
+    none: "This model has no labels and no rollout. rollout.toml beside its versions declares one, or “conch rollout start”.",
+    state: {
+      IDLE: "No candidate", LOADING: "Candidate loads", STEP: "Under way", PAUSED: "Paused", BAKING: "Promoted, old version kept", ROLLING_BACK: "Rolling back",
+      ABORTING: "Aborting", ABORTED: "Aborted", DONE: "Done", FAILED: "Failed", SPLIT: "Split",
+    },
+    action: { pause: "Pause", resume: "Resume", advance: "Next step", promote: "Promote", abort: "Abort", rollback: "Roll back" },
+    done: {
+      pause: (name) => `The rollout of ${name} is paused.`, resume: (name) => `The rollout of ${name} goes on.`, advance: (name) => `The rollout of ${name} is at its next step.`,
+      promote: (name) => `The candidate of ${name} is promoted.`, abort: (name) => `The rollout of ${name} is aborted.`, rollback: (name) => `${name} is rolled back.`,
+    },
+    ask: { promote: (name) => `Promote the candidate of ${name}?`, abort: (name) => `Abort the rollout of ${name}?`, rollback: (name) => `Roll ${name} back?` },
+    askText: {
+      promote: (rollout) => `Version ${rollout.candidate} gets all requests at once, without the steps that are left.`,
+      abort: (rollout) => `Version ${rollout.stable} gets all requests at once, and version ${rollout.candidate} is held out.`,
+      rollback: (rollout) => `Version ${rollout.previous} gets all requests again, and version ${rollout.stable} is held out.`,
+    },
+    sideOf: "Stable → candidate", role: "Role", roles: { stable: "stable", candidate: "candidate", split: "split" }, traffic: "Traffic", requests: "Requests", failures: "Failures",
+    noSides: "No version takes part now.", weight: "Candidate's traffic", shadowed: "copies of", of: "of", steps: "Steps",
+    verdict: "Verdict", noVerdict: "none yet", note: "Note", limits: "Limits", noLimits: "none: steps end by time alone",
+    source: "Declared by", sources: { file: "rollout.toml", api: "a call", fleet: "its fleet" }, labels: "Labels", refused: "Held out",
+    copies: "Copies", dropped: "dropped", compared: "Compared", mismatches: "Differing", worst: "Pairs that differ most", request: "Request", differences: "Outputs",
+    noHistory: "Nothing has happened yet.", called: "by a call",
   },
   live: {
     window: "Window", minutes: { 60: "1 min", 300: "5 min", 900: "15 min", 3600: "1 h" },

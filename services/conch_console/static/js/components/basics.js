@@ -28,17 +28,46 @@ export function useRead(read, keys) {
   return { ...state, again: () => setTries((n) => n + 1) };
 }
 
+/** As `useRead`, and again so many milliseconds after each answer. */
+export function usePolled(read, keys, ms) {
+  const [state, setState] = useState({ value: null, error: null });
+  const [tries, setTries] = useState(0);
+  useEffect(() => {
+    let current = true;
+    let timer = 0;
+    const look = async () => {
+      try {
+        const value = await read();
+        if (current) setState({ value, error: null });
+      } catch (error) {
+        if (current) setState((before) => ({ value: before.value, error }));
+      }
+      if (current) timer = setTimeout(look, ms);
+    };
+    look();
+    return () => {
+      current = false;
+      clearTimeout(timer);
+    };
+  }, [...keys, tries]);
+  return { ...state, again: () => setTries((n) => n + 1) };
+}
+
 const PHASES = { READY: "good", FAILED: "bad", LOADING: "busy", STAGING: "busy", WARMING: "busy", DRAINING: "warn", UNLOADED: "off" };
 const STAGES = { SERVING: "good", STARTING: "busy", FAILED: "bad", DRAINING: "warn", STOPPING: "warn", NOT_READY: "bad" };
 
 /** A state: a mark with a colour, and a word. */
+export function State({ tone, text, title }) {
+  return html`<span class="state ${tone}" title=${title || null}><i aria-hidden="true"></i>${text}</span>`;
+}
+
 export function Phase({ phase, title }) {
-  return html`<span class="state ${PHASES[phase] || "off"}" title=${title || null}><i aria-hidden="true"></i>${T.phase[phase] || phase}</span>`;
+  return html`<${State} tone=${PHASES[phase] || "off"} text=${T.phase[phase] || phase} title=${title} />`;
 }
 
 export function Stage({ state }) {
   const name = state.stage === "SERVING" && !state.ready ? "NOT_READY" : state.stage;
-  return html`<span class="state ${STAGES[name] || "off"}"><i aria-hidden="true"></i>${T.stage[name] || name}</span>`;
+  return html`<${State} tone=${STAGES[name] || "off"} text=${T.stage[name] || name} />`;
 }
 
 export function Panel({ title, children, actions, className = "" }) {

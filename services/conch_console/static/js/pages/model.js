@@ -11,11 +11,12 @@ import { T } from "../text.js";
 import { ConfigTab } from "./config.js";
 import { LiveTab } from "./live.js";
 import { LogView } from "./logs.js";
+import { RolloutTab } from "./rollout.js";
 import { TraceView } from "./traces.js";
 import { TryTab } from "./try.js";
 import { VersionsTab } from "./versions.js";
 
-const TABS = { live: LiveTab, try: TryTab, config: ConfigTab, versions: VersionsTab, traces: TracesTab, logs: LogsTab };
+const TABS = { live: LiveTab, try: TryTab, config: ConfigTab, versions: VersionsTab, rollout: RolloutTab, traces: TracesTab, logs: LogsTab };
 
 function TracesTab({ name }) {
   return html`<${TraceView} model=${name} />`;

@@ -1,8 +1,8 @@
 // The server at a glance.
 
-import { html, useState } from "../../vendor/preact-htm.module.js";
-import { post } from "../api.js";
-import { Dialog, Empty, Panel, Phase, Scroll, Sparkline, useStore } from "../components/basics.js";
+import { html, useEffect, useState } from "../../vendor/preact-htm.module.js";
+import { get, post } from "../api.js";
+import { Dialog, Empty, Panel, Phase, Scroll, Sparkline, State, usePolled, useStore } from "../components/basics.js";
 import { TimeChart } from "../components/chart.js";
 import { notify } from "../components/notices.js";
 import * as format from "../format.js";
@@ -10,9 +10,11 @@ import { quantile } from "../quantiles.js";
 import { link } from "../router.js";
 import { store, Store } from "../store.js";
 import { T } from "../text.js";
+import { Rollouts } from "./rollout.js";
 
 const BUSIEST = 8;
 const EVENTS = 8;
+const FRONTS_MS = 2000;
 
 function Figure({ label, value, hint, tone = "" }) {
   return html`<div class="figure ${tone}"><dt>${label}</dt><dd>${value}</dd><dd class="about">${hint}</dd></div>`;
@@ -81,6 +83,27 @@ function Machine() {
   </div>`;
 }
 
+/** CPU of each process from one look to the next, as a share of one core. */
+export function shares(before, now, seconds) {
+  const last = new Map(before.map((each) => [each.name, each.cpu_s]));
+  return now.map((each) => (last.has(each.name) && seconds > 0 ? Math.max(each.cpu_s - last.get(each.name), 0) / seconds : null));
+}
+
+function Fronts() {
+  const { value } = usePolled(() => get("/api/fronts"), [], FRONTS_MS);
+  const [seen, setSeen] = useState({ fronts: [], at: 0, shares: [] });
+  useEffect(() => {
+    if (!value) return;
+    const at = performance.now();
+    setSeen((before) => ({ fronts: value.fronts, at, shares: shares(before.fronts, value.fronts, (at - before.at) / 1000) }));
+  }, [value]);
+  if (!value?.fronts.length) return null;
+  return html`<${Panel} title=${T.overview.fronts}><${Scroll} label=${T.overview.fronts}><table>
+    <thead><tr><th scope="col">${T.overview.front}</th><th scope="col">${T.overview.frontState}</th><th scope="col" class="number">${T.overview.frontConnections}</th><th scope="col" class="number">${T.overview.frontCpu}</th><th scope="col" class="number">${T.overview.frontRestarts}</th></tr></thead>
+    <tbody>${value.fronts.map((each, index) => html`<tr key=${each.name}><th scope="row">${each.name}</th><td><${State} tone=${each.serves ? "good" : "bad"} text=${each.serves ? T.overview.frontUp : T.overview.frontDown} /></td><td class="number">${each.connections}</td><td class="number">${seen.shares[index] == null ? format.NONE : format.percent(seen.shares[index])}</td><td class="number">${each.restarts}</td></tr>`)}</tbody>
+  </table><//><//>`;
+}
+
 function About() {
   const about = store.about;
   if (!about) return html`<${Empty}>${T.live.waiting}<//>`;
@@ -129,10 +152,12 @@ export function Overview() {
       { name: T.live.ok, color: "c1", values: rps },
       { name: T.live.failed, color: "bad", values: errors },
     ]} /><//>
+    <${Rollouts} />
     <div class="columns">
       <${Panel} title=${T.overview.busiest}><${Busiest} /><//>
       <${Panel} title=${T.overview.devices}><${Machine} /><//>
       <${Panel} title=${T.overview.events}><${Events} /><//>
       <${Panel} title=${T.overview.server}><${About} /><//>
+      <${Fronts} />
     </div>`;
 }
