@@ -101,14 +101,15 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self.canary.stop()
         self._events.wake()
 
     def close(self) -> None:
         """Stops following the servers; loads that run there go on."""
         self.stop()
-        self.canary.close()
         for member in self._members.values():
             member.close()
+        self.canary.close()
         if self._thread.ident is not None:
             self._thread.join()
 
