@@ -97,7 +97,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
                 values.state_directory,
             )
             stack.enter_context(closing(fleet))
-            planner = Planner(fleet, repositories, settings)
+            planner = Planner(fleet, repositories, settings, wanted=rules.loads)
             return _run(fleet, planner, port_options, [each.target for each in connections])
     except ConchError as error:
         print(f"conch control: {error.message}", file=sys.stderr)
@@ -165,23 +165,32 @@ def _first_look(
 def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositories: Repositories) -> str:
     """Where each model would be, and which servers would have to load or unload it."""
     roll = Roll(rules, 1, 0)  # no time passes: servers that are lost keep what they have
+    catalogues: dict[str, frozenset[str]] = {}
     for target, index in indexes.items():
         if index is None:
             roll.lost(target, "not reached", (), 0)
         else:
-            roll.seen(target, sight_of(index), (), 0)
+            sight = sight_of(index)
+            catalogues[target] = sight.catalogue
+            roll.seen(target, sight, (), 0)
     models = repositories.scan().models
     names = sorted(models)
-    for name in names:
+    for name in filter(rules.loads, names):
         roll.want(name, read_composing_models(models[name], ControlOptions(())), 0)
     placement, serving = roll.placement(), roll.serving
     rows = []
     for name in sorted({*names, *serving}):
+        placed: Sequence[str]
         placed, now = placement.servers.get(name, ()), serving.get(name, [])
         new = [each for each in placed if each not in now]
         surplus = [each for each in now if each not in placed]
+        problem = placement.problems.get(name, "")
+        if not rules.loads(name):
+            placed = [target for target, catalogue in catalogues.items() if name in catalogue]
+            lacking = ", ".join(target for target in catalogues if target not in placed)
+            problem = f"not in the catalogue of {lacking}" if lacking else ""
         cells = (placed, new, surplus)
-        rows.append([name, *("\n".join(each) or "-" for each in cells), placement.problems.get(name, "")])
+        rows.append([name, *("\n".join(each) or "-" for each in cells), problem])
     lines = [f"{target} can't be reached" for target, index in indexes.items() if index is None]
     return "\n".join([*lines, table(["Model", "Servers", "To load on", "To unload from", "Problem"], rows)])
 

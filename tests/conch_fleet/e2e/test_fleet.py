@@ -86,8 +86,8 @@ class Site:
         write_model(self.repository, name, NUMBER_CONFIG, files, (version,))
 
     @contextmanager
-    def server(self, name: str) -> Iterator[ServerProcess]:
-        flags = ["--model-control-mode=explicit", f"--control-address={self.target(name)}", IN_PROCESS]
+    def server(self, name: str, mode: str = "explicit") -> Iterator[ServerProcess]:
+        flags = [f"--model-control-mode={mode}", f"--control-address={self.target(name)}", IN_PROCESS]
         with serving_process(self.repository, flags=flags, environment={"FLEET_NAME": name}) as server:
             yield server
 
@@ -203,15 +203,19 @@ def test_a_server_dies_in_the_middle_of_a_roll_and_returns(tmp_path: Path) -> No
     site.model("m", 1)
     site.model("r", 1)
     rules = tmp_path / "placement.toml"
-    rules.write_text('[[model]]\nname = "r"\nreplicas = 2\n')
+    site.model("tenant", 1)
+    rules.write_text('[[model]]\nname = "r"\nreplicas = 2\n[[model]]\nname = "tenant"\nresidency = true\n')
+    modes = {"a": "explicit", "b": "explicit", "c": "on-demand"}
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(site.server(name)) for name in "abc"}
+        servers = {name: stack.enter_context(site.server(name, mode)) for name, mode in modes.items()}
         flags = [f"--placement={rules}", "--server-lost-secs=0.5"]
         log = stack.enter_context(site.control("abc", *flags))
         eventually(lambda: site.serving("m") == "abc", "the model is everywhere")
         eventually(lambda: len(site.serving("r")) == 2, "the other has its two replicas")
         assert "b" in site.serving("r"), log()
         clients = {name: stack.enter_context(Clients(server).sending()) for name, server in servers.items()}
+        with client_of(servers["c"]) as client:
+            client.infer("tenant", [tensor("IN", np.ones(1, np.float32), "FP32")])
         events = {name: stack.enter_context(watched(site.target(name))) for name in "abc"}
         eventually(lambda: all(each.answer(1) for each in clients.values()), "all answer")
 
@@ -236,6 +240,8 @@ def test_a_server_dies_in_the_middle_of_a_roll_and_returns(tmp_path: Path) -> No
         again = stack.enter_context(Clients(returned.server).sending())
         eventually(lambda: again.answer(2), "in the new version")
         assert site.serving("r") == "ac", "nothing had to move back"
+        assert site.serving("tenant") == "c", "its request has loaded it, and nothing else"
+        assert "tenant" not in log()
         assert all(not clients[name].failures for name in "ac")
         assert set(clients["a"].answers) == set(clients["c"].answers) == {1.0, 2.0}
 
@@ -267,11 +273,12 @@ def test_a_broken_version_is_held_and_a_draining_server_gets_nothing(tmp_path: P
 
 def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = tmp_path / "models"
-    for name in ("m", "gpu_only", "large"):
+    for name in ("m", "gpu_only", "large", "tenant"):
         write_model(models, name, NUMBER_CONFIG, {"model.py": ""})
     agents = {name: FakeAgent() for name in "ab"}
     agents["a"].set("m", Phase.READY)
     agents["a"].set("gone", Phase.READY)
+    agents["a"].set("tenant", Phase.READY)
     options = {name: ControlPortOptions(f"unix:{tmp_path}/{name}.sock", 0) for name in "abc"}
     path = tmp_path / "placement.toml"
     path.write_text(
@@ -291,6 +298,9 @@ def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         name = "large"
         replicas = 2
         memory = "2GB"
+        [[model]]
+        name = "tenant"
+        residency = true
         """
     )
     with served(agents["a"], options["a"]), served(agents["b"], options["b"]):
@@ -307,6 +317,7 @@ def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["large", "a", "a", "-", problem],
         ["m", "a", "b", "-", ""],
         ["", "b", "", "", ""],
+        ["tenant", "a", "-", "-", "not in the catalogue of b"],
     ]
     assert not any(agent.loads or agent.unloads for agent in agents.values())
 
@@ -323,7 +334,7 @@ def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     server = "[[server]]\naddress = '{}'\n"
     assert refusal("[[model]]\nnane = 'm'") == (
         f"conch control: --placement: {path}: model[0].nane: unknown field; known are name, replicas, "
-        "labels, memory\n"
+        "labels, memory, residency\n"
     )
     assert "--server: " in refusal(server.format("a:1"), "--server=b:1")
     assert f"--placement: {path}: server x: --target: 'x' is neither" in refusal(server.format("x"))
