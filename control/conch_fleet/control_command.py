@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from conch.access.access_guard import Access
+from conch.access.policy_reload import PolicyReload
 from conch.cli.command_parser import CommandParser
 from conch.cli.control_connection import (
     OK,
@@ -28,8 +30,8 @@ from conch.cli.control_connection import (
 )
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.option import FlagError, setting_of
-from conch.observability.logging.log_handler import configure, unconfigure
-from conch.observability.logging.log_settings import LogOptions
+from conch.observability.logging.log_settings import AuditLogOptions, LogOptions
+from conch.observability.logging.process_logs import LogFileError, open_logs
 from conch.process.banner import table
 from conch_control.canary.managed import LONGEST_LEASE_S
 from conch_control.control_options import ControlOptions, PlannerOptions
@@ -63,6 +65,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     try:
         rules, connections = _fleet(values, environment)
         port_options = _port_options(values)
+        policy = _policy(values, port_options)
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
@@ -76,9 +79,15 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     except ConchError as error:
         print(f"conch control: --model-repository: {error.message}", file=sys.stderr)
         return USAGE
-    handler = configure(LogOptions(verbose=values.log_verbose))
+    audit = None
+    if values.audit_log is not None:
+        audit = AuditLogOptions(None if values.audit_log == "-" else Path(values.audit_log))
     try:
-        with closing(repositories), ExitStack() as stack:
+        with (
+            open_logs(LogOptions(verbose=values.log_verbose), None, audit) as logs,
+            closing(repositories),
+            ExitStack() as stack,
+        ):
             agents = [RemoteAgent(ModelControlClient(each)) for each in connections]
             for agent in agents:
                 stack.callback(agent.close)
@@ -98,12 +107,18 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
             )
             stack.enter_context(closing(fleet))
             planner = Planner(fleet, repositories, settings, wanted=rules.loads)
-            return _run(fleet, planner, port_options, [each.target for each in connections])
+            access = None
+            if policy is not None:
+                access = Access(policy.state, logs.audit)
+                stack.callback(policy.stop)
+                policy.start(access)
+            return _run(fleet, planner, port_options, access, [each.target for each in connections])
+    except LogFileError as error:
+        print(f"conch control: {error}", file=sys.stderr)
+        return USAGE
     except ConchError as error:
         print(f"conch control: {error.message}", file=sys.stderr)
         return USAGE
-    finally:
-        unconfigure(handler)
 
 
 def _fleet(
@@ -200,13 +215,42 @@ def _port_options(values: argparse.Namespace) -> ControlPortOptions | None:
     given = {each.name: getattr(values, f"port_{each.name}") for each in fields(ControlPortFlags)}
     flags = {name: value for name, value in given.items() if value is not None}
     try:
-        return ControlPortFlags(**flags).options(policy=False)
+        return ControlPortFlags(**flags).options(policy=values.access_policy is not None)
     except FlagError as error:
         raise UsageError(str(error)) from None
 
 
-def _run(fleet: Fleet, planner: Planner, options: ControlPortOptions | None, targets: Sequence[str]) -> int:
-    port = None if options is None else ControlPort(fleet, options)
+def _policy(values: argparse.Namespace, port: ControlPortOptions | None) -> PolicyReload | None:
+    """The access policy of the fleet's control port; None for none. Raises UsageError: it can't hold."""
+    path = values.access_policy
+    if path is None:
+        if values.audit_log is not None:
+            raise UsageError(
+                "--audit-log logs what the access policy refuses and allows: it needs --access-policy"
+            )
+        return None
+    if port is None:
+        raise UsageError("--access-policy needs --control-port, or a Unix socket in --control-address")
+    try:
+        policy = PolicyReload(path)
+    except InvalidArgumentError as error:
+        raise UsageError(f"--access-policy: {error.message}") from None
+    if policy.state.policy.certificates and not port.mutual:
+        raise UsageError(
+            f"--access-policy: {path} names certificates of clients, which the control port does not ask "
+            f"for: give --control-root-cert"
+        )
+    return policy
+
+
+def _run(
+    fleet: Fleet,
+    planner: Planner,
+    options: ControlPortOptions | None,
+    access: Access | None,
+    targets: Sequence[str],
+) -> int:
+    port = None if options is None else ControlPort(fleet, options, access=access)
     with _until_signalled() as stop:
         fleet.start()
         if port is not None and options is not None:
@@ -346,5 +390,13 @@ def make_parser() -> CommandParser:
             else {"type": setting.parse, "metavar": setting.metavar}
         )
         group.add_argument(setting.flag, dest=f"port_{each.name}", help=setting.help, **kind)
+    group.add_argument(
+        "--access-policy",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with the principals that may call; reread when it changes; see docs/access.md",
+    )
+    audit = setting_of(AuditLogOptions, "file")
+    group.add_argument(audit.flag, metavar="FILE", help=audit.help)
     add_connection_flags(parser, several=True)
     return parser

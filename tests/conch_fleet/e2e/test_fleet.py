@@ -341,6 +341,8 @@ def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     token = server.format("a:1") + "token_file = 'none'\n"
     assert f"server a:1: --token-file: {tmp_path}/none can't be read" in refusal(token)
     assert "'a:1' is given twice" in refusal("", "--server=a:1", "--target=a:1")
+    assert "--access-policy needs --control-port" in refusal("", "--server=a:1", "--access-policy=none")
+    assert "it needs --access-policy" in refusal("", "--server=a:1", "--audit-log=-")
 
 
 ROLLOUT = """
