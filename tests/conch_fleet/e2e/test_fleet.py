@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -474,9 +475,11 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
             assert all({*sides(server).values()} == {1.0} for server in servers.values())
             assert '"ABORTED"' in (state / "rollouts" / "m.json").read_text()
 
-            assert conch_rollout("start", "m", "--again") == 0
-            everywhere(20.0)
-            assert conch_rollout("promote", "m") == 0
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(conch_rollout, "start", "m", "--again", "--wait")
+                everywhere(20.0)
+                assert conch_rollout("promote", "m") == 0
+                assert waiting.result(WAIT_S) == 0
             assert reaches("BAKING").stable == 2
             eventually(lambda: {*sides(servers["b"]).values()} == {2.0}, "all requests move")
             assert conch_rollout("rollback", "m") == 0
@@ -592,7 +595,8 @@ def test_a_server_out_of_reach_and_a_verdict_of_sums(
             have(20.0, 20.0)
             assert conch_rollout("pause", "m", by="viewer") == 1
             assert "may not" in capsys.readouterr().err
-            assert conch_rollout("pause", "m") == 0
+            assert conch_rollout("weight", "m", "40%") == 0
+            have(40.0, 40.0)
             line.cut()
             assert conch_rollout("resume", "m") == 0
             assert conch_rollout("advance", "m") == 0
@@ -603,7 +607,7 @@ def test_a_server_out_of_reach_and_a_verdict_of_sums(
             assert '"action": "update_rollout"' in (tmp_path / "audit").read_text()
         line.mend()
         with site.control(("a", "line"), *flags):
-            have(20.0, 20.0)  # the lowest step of all
+            have(40.0, 40.0)  # the lowest step of all
             resumed = fleet()
             assert resumed is not None and (resumed.id, resumed.step) == (1, 0)
 
@@ -621,6 +625,6 @@ def test_a_server_out_of_reach_and_a_verdict_of_sums(
             capsys.readouterr()
             assert conch_rollout("history", "m", by="viewer") == 0
             history = capsys.readouterr().out
-            assert "paused by a call" in history and "advanced by a call" in history
+            assert "weight set to 40% by a call" in history and "advanced by a call" in history
             assert conch_rollout("status", "m", "--json", by="viewer") == 0
             assert json.loads(capsys.readouterr().out)["refused"] == [2]
