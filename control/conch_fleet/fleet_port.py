@@ -151,7 +151,11 @@ class Fleet:
                 raise UnreachableError(f"none of the servers can be reached: {', '.join(self._members)}")
             statuses = [
                 ModelStatus(
-                    name, "", (VersionStatus(_VERSION, Phase.READY),), rollout=self.canary.summary(name)
+                    name,
+                    "",
+                    (VersionStatus(_VERSION, Phase.READY),),
+                    labels=self.canary.labels(name),
+                    rollout=self.canary.summary(name),
                 )
                 for name in sorted(self._roll.serving)
             ]

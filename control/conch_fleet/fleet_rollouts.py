@@ -125,6 +125,7 @@ class FleetRollouts(RolloutCalls):
         self._views: dict[str, FleetView] = {}
         self._managed: dict[str, _Managed] = {}
         self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
+        self._labels: dict[str, Mapping[str, int]] = {}  # those that plans publish
         self._declared: set[str] = set()  # so that their absence has a meaning
         self._stopped = False
         self.events = EventLog(wall_seconds)  # wakes the loop
@@ -217,7 +218,7 @@ class FleetRollouts(RolloutCalls):
             pass  # it has none
         with self._changed:
             self._declared.add(model)
-            for known in (self._managed, self._views, self._labelled):
+            for known in (self._managed, self._views, self._labelled, self._labels):
                 known.pop(model, None)
             self._changed.notify_all()
 
@@ -268,6 +269,8 @@ class FleetRollouts(RolloutCalls):
 
     def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
         """See `CanaryServer.publish_labels`."""
+        with self._changed:
+            self._labels[model] = labels
         self._follow(model)
 
     def select(self, model: str, selection: Select) -> None:
@@ -341,6 +344,11 @@ class FleetRollouts(RolloutCalls):
             raise NotFoundError(f"model '{name}' has no version {version} in its repository")
         self._edit_label(name, name, label, version)
         self._direct(name)
+
+    def labels(self, model: str) -> Mapping[str, int]:
+        """The labels that a model's servers have, once they serve its versions."""
+        with self._changed:
+            return self._labels.get(model) or self._labelled.get(model, {})
 
     def _identifier(self, name: str) -> str:
         if name not in self.loop.models and self._fleet.source(name) is None:

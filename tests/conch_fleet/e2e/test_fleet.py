@@ -361,6 +361,8 @@ def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 ROLLOUT = """
+[labels]
+champion = 1
 [rollout]
 candidate = "newest"
 steps = ["20% 1h", "60% 1h"]
@@ -453,6 +455,9 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
             before = report_of(port)
             assert before is not None and (before.id, before.step) == (1, 1)
             assert conch_rollout("promote", "m", target=site.target("a")) == 1, "conch control manages it"
+            with closing(ModelControlClient(ConnectionOptions(port))) as client:
+                (shown,) = client.models().models
+            assert shown.labels["champion"] == 1 and shown.rollout is not None
             assert conch_rollout("pause", "m") == 0
             for name in "abc":
                 eventually(
