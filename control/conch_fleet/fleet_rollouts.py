@@ -399,16 +399,14 @@ class FleetRollouts(RolloutCalls):
         except Exception as error:  # boundary: the top of the thread, which must go on
             if self._stopped:
                 return False  # the agent is closed
-            if isinstance(error, ConchError) and not isinstance(error, UnreachableError):
-                if courier.refusals.get(model) != error.message:
-                    log.warning("server %s: the rollout of '%s': %s", server, model, error.message)
-                    courier.refusals[model] = error.message
-                self._fail(server, courier, model)
-                return True
+            refused = isinstance(error, ConchError) and not isinstance(error, UnreachableError)
             if not isinstance(error, ConchError):
                 log.exception("server %s could not be told of rollouts", server)
-            self._fail(server, courier)
-            return False
+            elif refused and courier.refusals.get(model) != error.message:
+                log.warning("server %s: the rollout of '%s': %s", server, model, error.message)
+                courier.refusals[model] = error.message
+            self._fail(server, courier, model if refused else None)
+            return refused
         return True
 
     def _fail(self, server: str, courier: _Courier, model: str | None = None) -> None:
