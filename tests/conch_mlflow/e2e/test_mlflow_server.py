@@ -229,6 +229,13 @@ def test_aliases_are_moved_under_load_also_by_deployments(registry: Registry, tm
                     lambda version=version: version_of(server.http_address, "probe", body) == str(version),  # type: ignore[misc]
                     "moved",
                 )
+            # A rollout begins without a load by name, which this mode refuses.
+            by_steps = registry.deployments("update", *target, *arguments, "-C", "steps=20% 1h")
+            assert "Deployment probe is updated" in by_steps
+            url = f"http://{server.http_address}/v2/repository/models/probe/rollout"
+            rollout = httpx.get(url).json()
+            assert (rollout["stable"], rollout["candidate"]) == (1, 2)
+            assert "20% 1h" in rollout["steps"]
         finally:
             load.enough.set()
             load.join()
