@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-airflow test-failed faults lint ratchet type format proto settings \
+.PHONY: setup serve wheel image test test-all test-airflow test-mlflow test-failed faults lint ratchet type format proto settings \
 	docs bench bench-setup clean
 
 $(BIN)/python:
@@ -65,10 +65,14 @@ test-all: $(STAMP) $(NATIVE_STAMP)
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
 
-# Apart from the others: its environment and two runs of a DAG take minutes.
+# Apart from the others, as their environments take minutes to make. Where they are, `test-all` runs these tests too.
 test-airflow: $(STAMP)
 	PYTHON=$(BIN)/python bash tests/setup_airflow.sh
 	$(BIN)/python -m pytest -m airflow tests/airflow_provider_conch
+
+test-mlflow: $(STAMP)
+	PYTHON=$(BIN)/python bash tests/setup_mlflow.sh
+	$(BIN)/python -m pytest -m mlflow tests/conch_mlflow
 
 test-failed: $(STAMP) $(NATIVE_STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none

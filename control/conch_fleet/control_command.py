@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from conch.access.access_guard import Access
+from conch.access.policy_reload import PolicyReload
 from conch.cli.command_parser import CommandParser
 from conch.cli.control_connection import (
     OK,
@@ -28,8 +30,8 @@ from conch.cli.control_connection import (
 )
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.option import FlagError, setting_of
-from conch.observability.logging.log_handler import configure, unconfigure
-from conch.observability.logging.log_settings import LogOptions
+from conch.observability.logging.log_settings import AuditLogOptions, LogOptions
+from conch.observability.logging.process_logs import LogFileError, open_logs
 from conch.process.banner import table
 from conch_control.canary.managed import LONGEST_LEASE_S
 from conch_control.control_options import ControlOptions, PlannerOptions
@@ -63,6 +65,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     try:
         rules, connections = _fleet(values, environment)
         port_options = _port_options(values)
+        policy = _policy(values, port_options)
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
@@ -76,9 +79,15 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     except ConchError as error:
         print(f"conch control: --model-repository: {error.message}", file=sys.stderr)
         return USAGE
-    handler = configure(LogOptions(verbose=values.log_verbose))
+    audit = None
+    if values.audit_log is not None:
+        audit = AuditLogOptions(None if values.audit_log == "-" else Path(values.audit_log))
     try:
-        with closing(repositories), ExitStack() as stack:
+        with (
+            open_logs(LogOptions(verbose=values.log_verbose), None, audit) as logs,
+            closing(repositories),
+            ExitStack() as stack,
+        ):
             agents = [RemoteAgent(ModelControlClient(each)) for each in connections]
             for agent in agents:
                 stack.callback(agent.close)
@@ -97,13 +106,19 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
                 values.state_directory,
             )
             stack.enter_context(closing(fleet))
-            planner = Planner(fleet, repositories, settings)
-            return _run(fleet, planner, port_options, [each.target for each in connections])
+            planner = Planner(fleet, repositories, settings, wanted=rules.loads)
+            access = None
+            if policy is not None:
+                access = Access(policy.state, logs.audit)
+                stack.callback(policy.stop)
+                policy.start(access)
+            return _run(fleet, planner, port_options, access, [each.target for each in connections])
+    except LogFileError as error:
+        print(f"conch control: {error}", file=sys.stderr)
+        return USAGE
     except ConchError as error:
         print(f"conch control: {error.message}", file=sys.stderr)
         return USAGE
-    finally:
-        unconfigure(handler)
 
 
 def _fleet(
@@ -165,23 +180,32 @@ def _first_look(
 def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositories: Repositories) -> str:
     """Where each model would be, and which servers would have to load or unload it."""
     roll = Roll(rules, 1, 0)  # no time passes: servers that are lost keep what they have
+    catalogues: dict[str, frozenset[str]] = {}
     for target, index in indexes.items():
         if index is None:
             roll.lost(target, "not reached", (), 0)
         else:
-            roll.seen(target, sight_of(index), (), 0)
+            sight = sight_of(index)
+            catalogues[target] = sight.catalogue
+            roll.seen(target, sight, (), 0)
     models = repositories.scan().models
     names = sorted(models)
-    for name in names:
+    for name in filter(rules.loads, names):
         roll.want(name, read_composing_models(models[name], ControlOptions(())), 0)
     placement, serving = roll.placement(), roll.serving
     rows = []
     for name in sorted({*names, *serving}):
+        placed: Sequence[str]
         placed, now = placement.servers.get(name, ()), serving.get(name, [])
         new = [each for each in placed if each not in now]
         surplus = [each for each in now if each not in placed]
+        problem = placement.problems.get(name, "")
+        if not rules.loads(name):
+            placed = [target for target, catalogue in catalogues.items() if name in catalogue]
+            lacking = ", ".join(target for target in catalogues if target not in placed)
+            problem = f"not in the catalogue of {lacking}" if lacking else ""
         cells = (placed, new, surplus)
-        rows.append([name, *("\n".join(each) or "-" for each in cells), placement.problems.get(name, "")])
+        rows.append([name, *("\n".join(each) or "-" for each in cells), problem])
     lines = [f"{target} can't be reached" for target, index in indexes.items() if index is None]
     return "\n".join([*lines, table(["Model", "Servers", "To load on", "To unload from", "Problem"], rows)])
 
@@ -191,13 +215,42 @@ def _port_options(values: argparse.Namespace) -> ControlPortOptions | None:
     given = {each.name: getattr(values, f"port_{each.name}") for each in fields(ControlPortFlags)}
     flags = {name: value for name, value in given.items() if value is not None}
     try:
-        return ControlPortFlags(**flags).options(policy=False)
+        return ControlPortFlags(**flags).options(policy=values.access_policy is not None)
     except FlagError as error:
         raise UsageError(str(error)) from None
 
 
-def _run(fleet: Fleet, planner: Planner, options: ControlPortOptions | None, targets: Sequence[str]) -> int:
-    port = None if options is None else ControlPort(fleet, options)
+def _policy(values: argparse.Namespace, port: ControlPortOptions | None) -> PolicyReload | None:
+    """The access policy of the fleet's control port; None for none. Raises UsageError: it can't hold."""
+    path = values.access_policy
+    if path is None:
+        if values.audit_log is not None:
+            raise UsageError(
+                "--audit-log logs what the access policy refuses and allows: it needs --access-policy"
+            )
+        return None
+    if port is None:
+        raise UsageError("--access-policy needs --control-port, or a Unix socket in --control-address")
+    try:
+        policy = PolicyReload(path)
+    except InvalidArgumentError as error:
+        raise UsageError(f"--access-policy: {error.message}") from None
+    if policy.state.policy.certificates and not port.mutual:
+        raise UsageError(
+            f"--access-policy: {path} names certificates of clients, which the control port does not ask "
+            f"for: give --control-root-cert"
+        )
+    return policy
+
+
+def _run(
+    fleet: Fleet,
+    planner: Planner,
+    options: ControlPortOptions | None,
+    access: Access | None,
+    targets: Sequence[str],
+) -> int:
+    port = None if options is None else ControlPort(fleet, options, access=access)
     with _until_signalled() as stop:
         fleet.start()
         if port is not None and options is not None:
@@ -337,5 +390,13 @@ def make_parser() -> CommandParser:
             else {"type": setting.parse, "metavar": setting.metavar}
         )
         group.add_argument(setting.flag, dest=f"port_{each.name}", help=setting.help, **kind)
+    group.add_argument(
+        "--access-policy",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with the principals that may call; reread when it changes; see docs/access.md",
+    )
+    audit = setting_of(AuditLogOptions, "file")
+    group.add_argument(audit.flag, metavar="FILE", help=audit.help)
     add_connection_flags(parser, several=True)
     return parser

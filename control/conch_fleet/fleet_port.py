@@ -16,6 +16,7 @@ from typing import Any
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import (
     ConchError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -72,6 +73,7 @@ class Fleet:
         state_directory: Path | None = None,
         clock: Clock = monotonic_ns,
     ) -> None:
+        self._rules = rules
         self._repositories = repositories
         self._clock = clock
         self._changed = threading.Condition()
@@ -101,14 +103,15 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self.canary.stop()
         self._events.wake()
 
     def close(self) -> None:
         """Stops following the servers; loads that run there go on."""
         self.stop()
-        self.canary.close()
         for member in self._members.values():
             member.close()
+        self.canary.close()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -120,6 +123,7 @@ class Fleet:
         """
         if parameters:
             raise InvalidArgumentError("a fleet loads models as they are in their repositories")
+        self._refuse_residency(name)
         source = self.source(name)
         parts = () if source is None else read_composing_models(source, ControlOptions(()))
         self.canary.declare(name)
@@ -129,6 +133,7 @@ class Fleet:
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model from all servers, and ends its rollout."""
+        self._refuse_residency(name)
         self.canary.drop(name)
         with self._changed:
             self._act(self._roll.drop(name, self._clock()))
@@ -146,7 +151,11 @@ class Fleet:
                 raise UnreachableError(f"none of the servers can be reached: {', '.join(self._members)}")
             statuses = [
                 ModelStatus(
-                    name, "", (VersionStatus(_VERSION, Phase.READY),), rollout=self.canary.summary(name)
+                    name,
+                    "",
+                    (VersionStatus(_VERSION, Phase.READY),),
+                    labels=self.canary.labels(name),
+                    rollout=self.canary.summary(name),
                 )
                 for name in sorted(self._roll.serving)
             ]
@@ -179,6 +188,7 @@ class Fleet:
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a version that its servers serve; None removes it."""
+        self._refuse_residency(name)
         self.canary.set_label(name, label, version)
 
     def rollout(self, name: str) -> RolloutReport:
@@ -191,6 +201,7 @@ class Fleet:
 
     def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
         """Declares and starts a rollout on all servers of a model."""
+        self._refuse_residency(name)
         return self.canary.start_rollout(name, declaration, again)
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
@@ -210,6 +221,13 @@ class Fleet:
     def rollout_changed(self, model: str, transition: RolloutTransition) -> None:
         """Appends an event about a rollout, which changes no version."""
         self._events.append(model, 0, Phase.UNLOADED, rollout=transition)
+
+    def _refuse_residency(self, name: str) -> None:
+        if not self._rules.loads(name):
+            raise FailedPreconditionError(
+                f"model '{name}' has residency = true in --placement: its servers load it for its requests, "
+                f"and have rollouts of their own; ask one of them"
+            )
 
     def before_load(self, server: str, model: str) -> None:
         """Tells a server of a model's rollout. Raises ConchError: it can't be told."""

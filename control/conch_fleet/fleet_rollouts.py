@@ -88,7 +88,7 @@ class _Courier:
         told: What the server was told of each model, and when; None for what is only known to be managed.
         woken: The server has changed: its answers are of interest.
         retry_at: Time of the next try after a failure.
-        error: The last failure, as logged.
+        refusals: Why the server refused what it was told, by model, as logged.
     """
 
     agent: RemoteAgent
@@ -96,7 +96,7 @@ class _Courier:
     told: dict[str, tuple[_Directive, int] | None] = field(default_factory=dict)
     woken: bool = False
     retry_at: int = 0
-    error: str = ""
+    refusals: dict[str, str] = field(default_factory=dict)
 
 
 class FleetRollouts(RolloutCalls):
@@ -125,6 +125,7 @@ class FleetRollouts(RolloutCalls):
         self._views: dict[str, FleetView] = {}
         self._managed: dict[str, _Managed] = {}
         self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
+        self._labels: dict[str, Mapping[str, int]] = {}  # those that plans publish
         self._declared: set[str] = set()  # so that their absence has a meaning
         self._stopped = False
         self.events = EventLog(wall_seconds)  # wakes the loop
@@ -179,16 +180,20 @@ class FleetRollouts(RolloutCalls):
             log.info("server %s: its rollouts can't be read: %s", courier.agent.target, error.message)
             return ()
 
-    def close(self) -> None:
-        """Stops; the servers keep what they were told, within the lease."""
+    def stop(self) -> None:
+        """Tells the servers nothing more; they keep what they were told, within the lease."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads, once the agents' calls have ended."""
+        self.stop()
         self.loop.stop(_STOP_S)
-        self.events.close()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        self.events.close()
 
     # --- the fleet's threads
 
@@ -206,14 +211,15 @@ class FleetRollouts(RolloutCalls):
 
     def drop(self, model: str) -> None:
         """Ends the rollout of a model that is gone."""
-        self.loop.end(model, "the model is gone")
-        if model in self.loop.models:
-            _, from_file, _ = self.loop.declared(model) or (None, True, None)
-            self.loop.declare(model, Declaration(), by_call=not from_file)
+        try:
+            self.loop.end(model, "the model is gone")
+            self.loop.declare(model, Declaration(), by_call=not self.loop.status(model).from_file)
+        except NotFoundError:
+            pass  # it has none
         with self._changed:
             self._declared.add(model)
-            self._managed.pop(model, None)
-            self._views.pop(model, None)
+            for known in (self._managed, self._views, self._labelled, self._labels):
+                known.pop(model, None)
             self._changed.notify_all()
 
     def deliver(self, server: str, model: str) -> None:
@@ -263,6 +269,8 @@ class FleetRollouts(RolloutCalls):
 
     def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
         """See `CanaryServer.publish_labels`."""
+        with self._changed:
+            self._labels[model] = labels
         self._follow(model)
 
     def select(self, model: str, selection: Select) -> None:
@@ -270,7 +278,8 @@ class FleetRollouts(RolloutCalls):
         self._follow(model)
 
     def changed(self, model: str, transition: Transition) -> None:
-        """See `CanaryServer.changed`."""
+        """See `CanaryServer.changed`; of a pause the servers get nothing but the progress."""
+        self._follow(model)
         self._fleet.rollout_changed(model, transition_of(transition))
 
     def _follow(self, model: str) -> None:
@@ -336,6 +345,11 @@ class FleetRollouts(RolloutCalls):
         self._edit_label(name, name, label, version)
         self._direct(name)
 
+    def labels(self, model: str) -> Mapping[str, int]:
+        """The labels that a model's servers have, once they serve its versions."""
+        with self._changed:
+            return self._labels.get(model) or self._labelled.get(model, {})
+
     def _identifier(self, name: str) -> str:
         if name not in self.loop.models and self._fleet.source(name) is None:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
@@ -374,27 +388,39 @@ class FleetRollouts(RolloutCalls):
                     continue
                 courier.woken = False
             for model in due:
-                try:
-                    self._tell(server, model, courier, True)
-                except ConchError as error:
-                    if not isinstance(error, UnreachableError) and courier.error != error.message:
-                        log.warning("server %s: the rollout of '%s': %s", server, model, error.message)
-                        courier.error = error.message
-                    self._fail(server, courier)
-                    break
-                except Exception:  # boundary: the top of the thread, which must go on
-                    log.exception("server %s could not be told of rollouts", server)
-                    self._fail(server, courier)
+                if self._stopped or not self._try(server, courier, model):
                     break
 
-    def _fail(self, server: str, courier: _Courier) -> None:
+    def _try(self, server: str, courier: _Courier, model: str) -> bool:
+        """Tells a server of a model; returns False if the server can't be reached."""
+        try:
+            self._tell(server, model, courier, True)
+            courier.refusals.pop(model, None)
+        except Exception as error:  # boundary: the top of the thread, which must go on
+            if self._stopped:
+                return False  # the agent is closed
+            refused = isinstance(error, ConchError) and not isinstance(error, UnreachableError)
+            if not isinstance(error, ConchError):
+                log.exception("server %s could not be told of rollouts", server)
+            elif refused and courier.refusals.get(model) != error.message:
+                log.warning("server %s: the rollout of '%s': %s", server, model, error.message)
+                courier.refusals[model] = error.message
+            self._fail(server, courier, model if refused else None)
+            return refused
+        return True
+
+    def _fail(self, server: str, courier: _Courier, model: str | None = None) -> None:
+        """Takes a server as out of reach, for one model or all, and tries again soon."""
         with self._changed:
             courier.retry_at = self._clock() + round(_RETRY_S * _S)
-            courier.woken = True
-            lost = [model for model, view in self._views.items() if view.lost(server)]
+            if model is None:
+                courier.woken = True
+            elif model in courier.told:
+                courier.told[model] = None
+            lost = [each for each, view in self._views.items() if model in (None, each) and view.lost(server)]
             self._changed.notify_all()
-        for model in lost:
-            self.events.append(model, 0, Phase.UNLOADED)
+        for each in lost:
+            self.events.append(each, 0, Phase.UNLOADED)
 
     def _due(self, server: str, courier: _Courier) -> list[str]:
         """Models whose directive a server has to get now."""

@@ -132,7 +132,9 @@ class FleetMember:
 def sight_of(index: Index) -> Sight:
     """What an index shows of its server."""
     serving = {model.name: _bytes(model) for model in index.models if _is_served(model)}
-    return Sight(index.epoch, serving, index.draining)
+    # In modes other than on-demand a model that was never loaded has no reason.
+    catalogue = frozenset(model.name for model in index.models if model.versions or model.reason)
+    return Sight(index.epoch, serving, index.draining, catalogue)
 
 
 def _is_served(model: ModelStatus) -> bool:

@@ -30,11 +30,13 @@ class Sight:
         epoch: Life of the server's process.
         serving: Bytes of each model with a ready version; None if not measured.
         draining: It is not ready, and gets no more models.
+        catalogue: Models that it has loaded, or loads for a request.
     """
 
     epoch: str
     serving: Mapping[str, int | None]
     draining: bool = False
+    catalogue: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from conch_fleet.placement import EVERYWHERE, UNITS
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
 _CONNECTION = ("token_file", "root_cert", "client_cert", "client_key", "server_name")
 _SERVER = ("address", "labels", "memory", *_CONNECTION)
-_RULE = ("name", "replicas", "labels", "memory")
+_PLACES = ("replicas", "labels", "memory")
+_RULE = ("name", *_PLACES, "residency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,14 @@ class Rule:
         replicas: Number of servers; `EVERYWHERE` for all that are allowed.
         labels: Labels that a server must have.
         memory: Bytes on each server; None to go by what servers report.
+        residency: Servers load the models for their requests, and conch control loads them nowhere.
     """
 
     pattern: str
     replicas: int | None = EVERYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
     memory: int | None = None
+    residency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class PlacementRules:
         names = {model, model.rpartition("::")[2]}
         matching = (rule for rule in self.rules if any(fnmatchcase(name, rule.pattern) for name in names))
         return next(matching, _DEFAULT)
+
+    def loads(self, model: str) -> bool:
+        """False for a model that servers load for its requests."""
+        return not self.rule_of(model).residency
 
 
 _DEFAULT = Rule("*")
@@ -113,7 +120,16 @@ def _rule(table: Mapping[str, Any], at: str) -> Rule:
         replicas = EVERYWHERE
     elif isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise _FieldError(f"{at}.replicas: must be a number from 1 or 'everywhere', not {replicas!r}")
-    return Rule(_text(table, "name", at), replicas, _labels(table, at), _memory(table, at))
+    residency = table.get("residency", False)
+    if not isinstance(residency, bool):
+        raise _FieldError(f"{at}.residency: must be true or false, not {residency!r}")
+    for key in _PLACES if residency else ():
+        if key in table:
+            raise _FieldError(
+                f"{at}.{key}: has no effect with residency = true, as servers load these models themselves; "
+                f"remove it"
+            )
+    return Rule(_text(table, "name", at), replicas, _labels(table, at), _memory(table, at), residency)
 
 
 def _tables(content: Mapping[str, Any], key: str) -> list[tuple[Mapping[str, Any], str]]:

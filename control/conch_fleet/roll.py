@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from conch.core.errors import ConchError, InvalidArgumentError, without_details
 from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, Outcome
@@ -81,6 +82,8 @@ class Roll:
 
     def seen(self, address: str, sight: Sight, ended: Sequence[Ended], now: int) -> list[Step]:
         """A server has been reached; `ended` are its steps that ended before it was looked at."""
+        own = {name: size for name, size in sight.serving.items() if self._rules.loads(name)}
+        sight = replace(sight, serving=own)  # what servers load for requests is theirs
         server = self._servers[address]
         returned, new_life = not server.up, sight.epoch != server.epoch
         if new_life:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
@@ -93,7 +93,7 @@ class PlannerPort(Protocol):
 
 
 class Planner:
-    """Keeps an agent in line with the repositories."""
+    """Keeps an agent in line with the repositories, but for models that are not `wanted`; None for all."""
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class Planner:
         repositories: Repositories,
         options: PlannerOptions,
         clock: Clock = monotonic_ns,
+        wanted: Callable[[str], bool] | None = None,
     ) -> None:
         self._port = port
         self.repositories = repositories
@@ -115,6 +116,7 @@ class Planner:
             self._before_snapshot,
             self._on_late,
             editors=options.development,
+            wanted=wanted,
         )
         self.watcher: Watcher | None = None
         self._running: RunningModels | None = None

@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotReader:
-    """Polls repositories; calls `before` with each model before it reads its state."""
+    """Polls repositories; calls `before` with each model before it reads its state.
+
+    Models that are not `wanted` are left out; None for none.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,9 @@ class SnapshotReader:
         before: Callable[[ModelSource], None],
         on_late: Callable[[], None] = lambda: None,
         editors: bool = False,
+        wanted: Callable[[str], bool] | None = None,
     ) -> None:
+        self._wanted = wanted
         self._editors = editors
         self._repositories = repositories
         self._options = options
@@ -60,6 +65,11 @@ class SnapshotReader:
     def _take_snapshot(
         self, scan: Scan, names: Collection[str] | None, cancelled: Callable[[], bool]
     ) -> Snapshot:
+        if self._wanted is not None:
+            wanted_models = {name: source for name, source in scan.models.items() if self._wanted(name)}
+            scan = replace(
+                scan, models=wanted_models, duplicates=frozenset(filter(self._wanted, scan.duplicates))
+            )
         if scan.identifiers != self._identifiers:  # names in configs may now mean other models
             names, self._identifiers = None, scan.identifiers
         models: dict[str, FoundModel | None] = dict.fromkeys(scan.duplicates)

@@ -48,7 +48,7 @@ and the model URI is models:/NAME/VERSION: the alias is moved to the version.
 Config of create and update:
   -C alias=NAME     move this alias of the registered model, and wait until the server has the version ready
   -C steps=STEPS    bring the version by a rollout, with these steps: "5% 10m, 25% 10m"; alias is
-                    {_CANDIDATE} by default, and the server needs --model-control-mode=explicit
+                    {_CANDIDATE} by default; in every --model-control-mode but none
   -C timeout=SECS   the longest wait; {_TIMEOUT_S:g} by default
 Config of delete:
   -C alias=NAME     remove the alias instead of unloading the model

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,12 +44,13 @@ from conch_control.version_phase import Phase
 from conch_fleet.control_command import run
 
 MODEL = """
-import os, time
+import itertools, os, time
 from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-NUMBER, AT = {number}, Path("{at}")
+NUMBER, AT, FAILS = {number}, Path("{at}"), {fails}
+CALLS = itertools.count(1)
 
 
 class TritonPythonModel:
@@ -59,6 +63,8 @@ class TritonPythonModel:
             raise ValueError("number 0 is broken")
 
     def execute(self, requests):
+        if FAILS and next(CALLS) % FAILS == 0:
+            raise RuntimeError("this one fails")
         out = [pb_utils.Tensor("OUT", np.array([NUMBER], np.float32)) for _ in requests]
         return [pb_utils.InferenceResponse([each]) for each in out]
 """
@@ -81,18 +87,27 @@ class Site:
 
     def model(self, name: str, number: int) -> None:
         """Writes a model's next version, which answers a number; 0 can't be loaded."""
-        files = {"model.py": MODEL.format(number=number, at=self.root)}
         version = 1 + len(list(self.repository.glob(f"{name}/*/model.py")))
-        write_model(self.repository, name, NUMBER_CONFIG, files, (version,))
+        write_model(self.repository, name, NUMBER_CONFIG, {"model.py": self.code(number)}, (version,))
+
+    def code(self, number: int, fails: int = 0) -> str:
+        """A model that answers a number, and fails at each request of a number that `fails` divides."""
+        return MODEL.format(number=number, at=self.root, fails=fails)
+
+    def candidate(self, fails: int = 0) -> None:
+        """Writes version 2 of model `m`, beside the first."""
+        version = self.repository / "m" / "2"
+        version.mkdir()
+        (version / "model.py").write_text(self.code(2, fails))
 
     @contextmanager
-    def server(self, name: str) -> Iterator[ServerProcess]:
-        flags = ["--model-control-mode=explicit", f"--control-address={self.target(name)}", IN_PROCESS]
+    def server(self, name: str, mode: str = "explicit") -> Iterator[ServerProcess]:
+        flags = [f"--model-control-mode={mode}", f"--control-address={self.target(name)}", IN_PROCESS]
         with serving_process(self.repository, flags=flags, environment={"FLEET_NAME": name}) as server:
             yield server
 
     @contextmanager
-    def control(self, names: str, *flags: str, code: int = 0) -> Iterator[Callable[[], str]]:
+    def control(self, names: Sequence[str], *flags: str, code: int = 0) -> Iterator[Callable[[], str]]:
         """`conch control` for some servers; gives its log."""
         errors = self.root / "control.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
@@ -203,15 +218,19 @@ def test_a_server_dies_in_the_middle_of_a_roll_and_returns(tmp_path: Path) -> No
     site.model("m", 1)
     site.model("r", 1)
     rules = tmp_path / "placement.toml"
-    rules.write_text('[[model]]\nname = "r"\nreplicas = 2\n')
+    site.model("tenant", 1)
+    rules.write_text('[[model]]\nname = "r"\nreplicas = 2\n[[model]]\nname = "tenant"\nresidency = true\n')
+    modes = {"a": "explicit", "b": "explicit", "c": "on-demand"}
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(site.server(name)) for name in "abc"}
+        servers = {name: stack.enter_context(site.server(name, mode)) for name, mode in modes.items()}
         flags = [f"--placement={rules}", "--server-lost-secs=0.5"]
         log = stack.enter_context(site.control("abc", *flags))
         eventually(lambda: site.serving("m") == "abc", "the model is everywhere")
         eventually(lambda: len(site.serving("r")) == 2, "the other has its two replicas")
         assert "b" in site.serving("r"), log()
         clients = {name: stack.enter_context(Clients(server).sending()) for name, server in servers.items()}
+        with client_of(servers["c"]) as client:
+            client.infer("tenant", [tensor("IN", np.ones(1, np.float32), "FP32")])
         events = {name: stack.enter_context(watched(site.target(name))) for name in "abc"}
         eventually(lambda: all(each.answer(1) for each in clients.values()), "all answer")
 
@@ -236,6 +255,8 @@ def test_a_server_dies_in_the_middle_of_a_roll_and_returns(tmp_path: Path) -> No
         again = stack.enter_context(Clients(returned.server).sending())
         eventually(lambda: again.answer(2), "in the new version")
         assert site.serving("r") == "ac", "nothing had to move back"
+        assert site.serving("tenant") == "c", "its request has loaded it, and nothing else"
+        assert "tenant" not in log()
         assert all(not clients[name].failures for name in "ac")
         assert set(clients["a"].answers) == set(clients["c"].answers) == {1.0, 2.0}
 
@@ -267,11 +288,12 @@ def test_a_broken_version_is_held_and_a_draining_server_gets_nothing(tmp_path: P
 
 def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = tmp_path / "models"
-    for name in ("m", "gpu_only", "large"):
+    for name in ("m", "gpu_only", "large", "tenant"):
         write_model(models, name, NUMBER_CONFIG, {"model.py": ""})
     agents = {name: FakeAgent() for name in "ab"}
     agents["a"].set("m", Phase.READY)
     agents["a"].set("gone", Phase.READY)
+    agents["a"].set("tenant", Phase.READY)
     options = {name: ControlPortOptions(f"unix:{tmp_path}/{name}.sock", 0) for name in "abc"}
     path = tmp_path / "placement.toml"
     path.write_text(
@@ -291,6 +313,9 @@ def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         name = "large"
         replicas = 2
         memory = "2GB"
+        [[model]]
+        name = "tenant"
+        residency = true
         """
     )
     with served(agents["a"], options["a"]), served(agents["b"], options["b"]):
@@ -307,6 +332,7 @@ def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["large", "a", "a", "-", problem],
         ["m", "a", "b", "-", ""],
         ["", "b", "", "", ""],
+        ["tenant", "a", "-", "-", "not in the catalogue of b"],
     ]
     assert not any(agent.loads or agent.unloads for agent in agents.values())
 
@@ -323,16 +349,20 @@ def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     server = "[[server]]\naddress = '{}'\n"
     assert refusal("[[model]]\nnane = 'm'") == (
         f"conch control: --placement: {path}: model[0].nane: unknown field; known are name, replicas, "
-        "labels, memory\n"
+        "labels, memory, residency\n"
     )
     assert "--server: " in refusal(server.format("a:1"), "--server=b:1")
     assert f"--placement: {path}: server x: --target: 'x' is neither" in refusal(server.format("x"))
     token = server.format("a:1") + "token_file = 'none'\n"
     assert f"server a:1: --token-file: {tmp_path}/none can't be read" in refusal(token)
     assert "'a:1' is given twice" in refusal("", "--server=a:1", "--target=a:1")
+    assert "--access-policy needs --control-port" in refusal("", "--server=a:1", "--access-policy=none")
+    assert "it needs --access-policy" in refusal("", "--server=a:1", "--audit-log=-")
 
 
 ROLLOUT = """
+[labels]
+champion = 1
 [rollout]
 candidate = "newest"
 steps = ["20% 1h", "60% 1h"]
@@ -351,6 +381,26 @@ def sides(server: ServerProcess) -> dict[str, float]:
         }
 
 
+def report_of(target: str, token: str | None = None) -> RolloutReport | None:
+    """The rollout of model `m`, as a server or `conch control` has it; None for none."""
+    with closing(ModelControlClient(ConnectionOptions(target, token=token), timeout_s=WAIT_S)) as client:
+        try:
+            return client.rollout("m")
+        except ConchError:
+            return None
+
+
+def weights(site: Site, names: str) -> list[float]:
+    """Percent of the candidate on each server."""
+    found = [report_of(site.target(name)) for name in names]
+    return [
+        side.traffic
+        for each in found
+        for side in (() if each is None else each.sides)
+        if side.role == "candidate"
+    ]
+
+
 def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.model("m", 1)
@@ -358,24 +408,15 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
     port = site.target("fleet")
     flags = ["--rollout-lease=600", f"--control-address={port}"]
 
-    def report(target: str) -> RolloutReport | None:
-        with closing(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S)) as client:
-            try:
-                return client.rollout("m")
-            except ConchError:
-                return None
-
-    def weights(names: str = "abc") -> list[float]:
-        found = [report(site.target(name)) for name in names]
-        return [
-            side.traffic
-            for each in found
-            for side in (() if each is None else each.sides)
-            if side.role == "candidate"
-        ]
-
     def everywhere(weight: float) -> None:
-        eventually(lambda: weights() == [weight] * 3, f"all servers have {weight} %")
+        eventually(lambda: weights(site, "abc") == [weight] * 3, f"all servers have {weight} %")
+
+    def reaches(state: str) -> RolloutReport:
+        found = eventually(
+            lambda: (each := report_of(port)) and each.state == state and each, f"the fleet is {state}"
+        )
+        assert isinstance(found, RolloutReport)
+        return found
 
     def conch_rollout(*arguments: str, target: str = port) -> int:
         return run_rollout([*arguments, f"--server={target}"], {})
@@ -385,10 +426,8 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
         with site.control("abc", *flags):
             eventually(lambda: site.serving("m") == "abc", "the model is everywhere")
             events = {name: stack.enter_context(watched(site.target(name))) for name in "abc"}
-            version = site.repository / "m" / "2"
-            version.mkdir()
             (tmp_path / "hold-m-b").touch()
-            (version / "model.py").write_text(MODEL.format(number=2, at=tmp_path))
+            site.candidate()
             eventually((tmp_path / "loading-m-b-2").exists, "the second server loads the candidate")
             assert not (tmp_path / "loading-m-c-2").exists(), "one after the other"
             assert {*sides(servers["a"]).values()} == {1.0}, "no step begins before all have it"
@@ -413,27 +452,184 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
             second = sides(servers["a"])
             assert sides(servers["b"]) == sides(servers["c"]) == second
             assert all(second[user] == 2.0 for user, side in first.items() if side == 2.0)
-            before = report(port)
+            before = report_of(port)
             assert before is not None and (before.id, before.step) == (1, 1)
             assert conch_rollout("promote", "m", target=site.target("a")) == 1, "conch control manages it"
+            with closing(ModelControlClient(ConnectionOptions(port))) as client:
+                (shown,) = client.models().models
+            assert shown.labels["champion"] == 1 and shown.rollout is not None
+            assert conch_rollout("pause", "m") == 0
+            for name in "abc":
+                eventually(
+                    lambda name=name: (each := report_of(site.target(name))) and each.state == "PAUSED",  # type: ignore[misc]
+                    "each server knows, for the next conch control",
+                )
 
         state = tmp_path / "state"
         with site.control("abc", *flags, f"--state-directory={state}"):
-            resumed = eventually(lambda: report(port), "the rollout goes on")
-            assert (resumed.id, resumed.state, resumed.step) == (1, "STEP", 1)
+            resumed = eventually(lambda: report_of(port), "the rollout goes on")
+            assert (resumed.id, resumed.state, resumed.step) == (1, "PAUSED", 1)
             everywhere(60.0)
             assert sides(servers["c"]) == second
 
             assert conch_rollout("abort", "m", target=site.target("b")) == 0
-            eventually(lambda: (found := report(port)) and found.state == "ABORTED", "the fleet follows")
-            ended = report(port)
-            assert ended is not None
+            ended = reaches("ABORTED")
             assert ended.reason == f"server {site.target('b')}: aborted by a call"
             assert ended.refused == (2,)
             everywhere(0.0)
             assert all({*sides(server).values()} == {1.0} for server in servers.values())
             assert '"ABORTED"' in (state / "rollouts" / "m.json").read_text()
 
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(conch_rollout, "start", "m", "--again", "--wait")
+                everywhere(20.0)
+                assert conch_rollout("promote", "m") == 0
+                assert waiting.result(WAIT_S) == 0
+            assert reaches("BAKING").stable == 2
+            eventually(lambda: {*sides(servers["b"]).values()} == {2.0}, "all requests move")
+            assert conch_rollout("rollback", "m") == 0
+            assert reaches("ABORTED").stable == 1
+            eventually(lambda: {*sides(servers["c"]).values()} == {1.0}, "and back")
+
         assert conch_rollout("delete", "m", target=site.target("c")) == 0
-        freed = eventually(lambda: report(site.target("c")), "the server has its own rollout again")
+        freed = eventually(lambda: report_of(site.target("c")), "the server has its own rollout again")
         assert (freed.source, freed.managed_by) == ("file", "")
+
+
+class Line:
+    """A way to a Unix socket that can be cut."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path, self._target = path, target
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = self._listen()
+
+    def mend(self) -> None:
+        self._listener = self._listen()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self._path))
+        listener.listen()
+        self._start(self._accept, listener)
+        return listener
+
+    def cut(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for end in list(self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        for end in (self._listener, *self._ends):
+            end.close()
+        self._ends.clear()
+        self._path.unlink()
+
+    def _start(self, target: Callable[..., None], *arguments: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=target, args=arguments))
+        self._threads[-1].start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                self._ends += [near, far]
+                far.connect(str(self._target))
+                self._start(self._pump, near, far)
+                self._start(self._pump, far, near)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+GUARDED = """
+[rollout]
+steps = ["20% 2s", "60% 2s"]
+sticky = ["header:x-user"]
+[rollout.guard]
+requests = 30
+errors = 0.01
+"""
+KEYS = {"ops": "the-key-of-the-operators", "viewer": "the-key-of-the-viewers"}
+
+
+def test_a_server_out_of_reach_and_a_verdict_of_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(tmp_path)
+    site.model("m", 1)
+    (site.repository / "m" / "rollout.toml").write_text(GUARDED)
+    for name, key in KEYS.items():
+        (tmp_path / name).write_text(key)
+    policy = tmp_path / "access.toml"
+    policy.write_text(
+        '[[principal]]\nname = "ops"\nkey_file = "ops"\ncontrol = ["m"]\n'
+        '[[principal]]\nname = "viewer"\nkey_file = "viewer"\nread = ["*"]\n'
+    )
+    port = site.target("fleet")
+    flags = [
+        "--rollout-lease=3",
+        f"--state-directory={tmp_path}/state",
+        f"--control-address={port}",
+        f"--access-policy={policy}",
+        f"--audit-log={tmp_path}/audit",
+    ]
+
+    def conch_rollout(*arguments: str, by: str = "ops") -> int:
+        return run_rollout([*arguments, f"--server={port}", f"--token-file={tmp_path / by}"], {})
+
+    def fleet() -> RolloutReport | None:
+        return report_of(port, KEYS["viewer"])
+
+    def have(*wanted: float) -> None:
+        eventually(lambda: weights(site, "ab") == list(wanted), f"the servers have {wanted} %")
+
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(site.server(name)) for name in "ab"}
+        line = Line(tmp_path / "line.sock", tmp_path / "b.sock")
+        stack.callback(line.cut)
+        with site.control(("a", "line"), *flags):
+            eventually(lambda: site.serving("m", "ab") == "ab", "the model is everywhere")
+            site.candidate(fails=3)
+            have(20.0, 20.0)
+            assert conch_rollout("pause", "m", by="viewer") == 1
+            assert "may not" in capsys.readouterr().err
+            assert conch_rollout("weight", "m", "40%") == 0
+            have(40.0, 40.0)
+            line.cut()
+            assert conch_rollout("resume", "m") == 0
+            assert conch_rollout("advance", "m") == 0
+            have(60.0, 0.0)
+            silent = report_of(site.target("b"))
+            assert silent is not None and silent.reason.endswith("is silent for 3s"), silent
+            assert {*sides(servers["b"]).values()} == {1.0}
+            assert '"action": "update_rollout"' in (tmp_path / "audit").read_text()
+        line.mend()
+        with site.control(("a", "line"), *flags):
+            have(40.0, 40.0)  # the lowest step of all
+            resumed = fleet()
+            assert resumed is not None and (resumed.id, resumed.step) == (1, 0)
+
+            # Of each side 20 requests on each server, of 30 that a verdict needs.
+            inputs = [tensor("IN", np.ones(1, np.float32), "FP32")]
+            for server in servers.values():
+                with client_of(server) as client:
+                    for version in ("1", "2") * 20:
+                        with suppress(InferenceServerException):
+                            client.infer("m", inputs, version)
+            eventually(lambda: (found := fleet()) and found.state == "ABORTED", "the fleet aborts")
+            ended = fleet()
+            assert ended is not None and ended.reason.startswith("errors "), ended
+            have(0.0, 0.0)
+            capsys.readouterr()
+            assert conch_rollout("history", "m", by="viewer") == 0
+            history = capsys.readouterr().out
+            assert "weight set to 40% by a call" in history and "advanced by a call" in history
+            assert conch_rollout("status", "m", "--json", by="viewer") == 0
+            assert json.loads(capsys.readouterr().out)["refused"] == [2]

@@ -184,6 +184,9 @@ def test_a_file(tmp_path: Path) -> None:
         [[model]]
         name = "r*"
         replicas = "everywhere"
+        [[model]]
+        name = "tenant-*"
+        residency = true
         """,
     )
     connection = {"token_file": str(tmp_path / "a.token"), "server_name": "a"}
@@ -195,6 +198,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert rules.rule_of("resnet50") == Rule("resnet*", 2, {"gpu": "true"}, 512 << 20)
     assert rules.rule_of("/models::resnet50").replicas == 2
     assert rules.rule_of("retina") == Rule("r*")
+    assert rules.loads("retina") and not rules.loads("tenant-7")
     assert rules.rule_of("other") == PlacementRules().rule_of("x") == Rule("*")
 
 
@@ -220,6 +224,11 @@ def test_a_file(tmp_path: Path) -> None:
         (
             "[[model]]\nname = 'm'\nmemory = 5",
             r'model\[0\].memory: must be a size such as "2GB" or "512MiB", not 5',
+        ),
+        ("[[model]]\nname = 'm'\nresidency = 1", r"model\[0\].residency: must be true or false, not 1"),
+        (
+            "[[model]]\nname = 'm'\nresidency = true\nreplicas = 2",
+            r"model\[0\].replicas: has no effect with residency = true",
         ),
         ("[[model]]\nname = 'm'\nmemory = '2 gb'", r"model\[0\].memory: must be a size"),
         ("[[model]]\nname = 'm'\nlabels = {gpu = true}", r"model\[0\].labels: must be a table of texts"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import tomllib
 import urllib.request
@@ -17,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.certificates import Authority
 from tests.support.draining import Load
 from tests.support.loading import model_text
 from tests.support.servers import IN_PROCESS, ROOT, ServerProcess, client_of, eventually, free_port, started
@@ -81,13 +83,16 @@ class Registry:
 
     Attributes:
         url: The server's.
+        authority: Issues certificates that the plug-in trusts.
         predicted: What the versions of the estimator predict for `ROWS`.
     """
 
-    def __init__(self, url: str, environment: dict[str, str]) -> None:
+    def __init__(self, url: str, environment: dict[str, str], authority: Authority) -> None:
         self.url = url
+        self.authority = authority
         self.predicted: list[Any] = []
-        self._environment = {**environment, "MLFLOW_TRACKING_URI": url}
+        trusted = {"REQUESTS_CA_BUNDLE": str(authority.root)}
+        self._environment = {**environment, **trusted, "MLFLOW_TRACKING_URI": url}
 
     def move(self, model: str, alias: str, version: int) -> None:
         """Moves an alias."""
@@ -141,7 +146,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
             (probes[-1] / "1").mkdir(parents=True)
             (probes[-1] / "1/model.py").write_text(model_text(number))
             (probes[-1] / "config.pbtxt").write_text(PROBE)
-        made = Registry(url, environment)
+        made = Registry(url, environment, Authority(directory / "authority"))
         made.predicted = made.run("mlflow_log.py", url, *map(str, probes))
         yield made
 
@@ -179,9 +184,9 @@ def version_of(address: str, model: str, body: Any) -> str:
     return str(found.get("model_version", found))
 
 
-def labels_of(address: str) -> dict[str, list[str]]:
+def labels_of(url: str, trusted: ssl.SSLContext | bool = True) -> dict[str, list[str]]:
     """Labels of the probe, by version."""
-    index = httpx.post(f"http://{address}/v2/repository/index").json()
+    index = httpx.post(f"{url}/v2/repository/index", verify=trusted).json()
     return {each["version"]: each.get("labels", []) for each in index if each["name"] == "probe"}
 
 
@@ -217,13 +222,20 @@ def test_aliases_are_moved_under_load_also_by_deployments(registry: Registry, tm
         try:
             arguments = ["--name", "probe", "-m", "models:/probe/2", "-C", "alias=canary"]
             assert "deployment probe is created" in registry.deployments("create", *target, *arguments)
-            assert labels_of(server.http_address)["2"] == ["canary"]
+            assert labels_of(f"http://{server.http_address}")["2"] == ["canary"]
             for version in (2, 1, 2, 1):
                 registry.move("probe", "champion", version)
                 eventually(
                     lambda version=version: version_of(server.http_address, "probe", body) == str(version),  # type: ignore[misc]
                     "moved",
                 )
+            # A rollout begins without a load by name, which this mode refuses.
+            by_steps = registry.deployments("update", *target, *arguments, "-C", "steps=20% 1h")
+            assert "Deployment probe is updated" in by_steps
+            url = f"http://{server.http_address}/v2/repository/models/probe/rollout"
+            rollout = httpx.get(url).json()
+            assert (rollout["stable"], rollout["candidate"]) == (1, 2)
+            assert "20% 1h" in rollout["steps"]
         finally:
             load.enough.set()
             load.join()
@@ -231,10 +243,15 @@ def test_aliases_are_moved_under_load_also_by_deployments(registry: Registry, tm
         assert load.completed > 100
 
 
-def test_deployments_of_files_and_by_rollouts(registry: Registry, tmp_path: Path) -> None:
+def test_deployments_of_files_and_by_rollouts_over_tls(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "rows.json").write_text(json.dumps([{"0": a, "1": b} for a, b in ROWS.tolist()]))
+    key, certificate = registry.authority.issue("server")
+    trusted = ssl.create_default_context(cafile=str(registry.authority.root))
     flags = [
+        "--http-use-ssl",
+        f"--http-server-key={key}",
+        f"--http-server-cert={certificate}",
         f"--model-repository={tmp_path}/models",
         f"--model-repository=mlflow+{registry.url}?alias=champion,challenger",
         f"--model-cache-directory={tmp_path}/cache",
@@ -246,7 +263,8 @@ def test_deployments_of_files_and_by_rollouts(registry: Registry, tmp_path: Path
     ]
     with started(*flags) as server:
         server.wait_ready()
-        target = ["-t", f"conch://{server.http_address}"]
+        target = ["-t", f"conchs://{server.http_address}"]
+        url = f"https://{server.http_address}"
         made = registry.deployments("create", *target, "--name", "flowers", "-m", "models:/estimator/1")
         assert "sklearn deployment flowers is created" in made
         rows = ["-I", str(tmp_path / "rows.json")]
@@ -255,9 +273,9 @@ def test_deployments_of_files_and_by_rollouts(registry: Registry, tmp_path: Path
         told = registry.run("mlflow_deploy.py", target[1])
         steps = ["-m", "models:/probe/2", "-C", "steps=20% 1h, 50% 1h"]
         assert "deployment probe" in registry.deployments("create", *target, "--name", "probe", *steps)
-        labels = labels_of(server.http_address)
+        labels = labels_of(url, trusted)
         assert labels["1"] == ["champion", "stable"] and "challenger" in labels["2"]
-        rollout = httpx.get(f"http://{server.http_address}/v2/repository/models/probe/rollout").json()
+        rollout = httpx.get(f"{url}/v2/repository/models/probe/rollout", verify=trusted).json()
         assert (rollout["steps"], rollout["stable"], rollout["candidate"]) == (["20% 1h", "50% 1h"], 1, 2)
     assert told["again"].startswith("RESOURCE_ALREADY_EXISTS: deployment 'flowers' exists")
     assert told["updated"] == {"name": "flowers", "flavor": "sklearn"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,20 @@ def test_one_table_in_every_format(body: Any, kind: str) -> None:
     a = found.pop("a")
     assert a[0] == 2.5 and np.isnan(a[1])
     assert found == {"n": [[1], [-3]], "s": [b"x", "ü".encode()], "b": [True, False]}
+
+
+def test_a_table_in_parquet() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {name: [row[name] for row in RECORDS] for name in "abns"}
+    body = io.BytesIO()
+    parquet.write_table(arrow.table({**columns, "__index_level_0__": [0, 1]}), body)
+    found = tensors(body.getvalue(), BY_COLUMN, signature(COLUMNS), "application/vnd.apache.parquet")
+    a = found.pop("a")
+    assert a[0] == 2.5 and np.isnan(a[1])
+    assert found == {"n": [[1], [-3]], "s": [b"x", "ü".encode()], "b": [True, False]}
+    with pytest.raises(InvalidArgumentError, match="the body is not Parquet"):
+        tensors(b"PAR1", BY_COLUMN, signature(COLUMNS), "application/vnd.apache.parquet")
 
 
 def test_an_engine_with_one_input_gets_the_columns_in_the_signatures_order() -> None:

@@ -1,0 +1,63 @@
+"""What a fleet tells its servers of rollouts, over their control ports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.support.agents import FakeAgent
+from tests.support.control_ports import served
+from tests.support.servers import WAIT_S, eventually
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.rollouts import RolloutTransition
+from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.repository.local import LocalModel
+from conch_fleet.fleet_rollouts import FleetRollouts
+
+
+class Picky(FakeAgent):
+    """Refuses the rollouts of one model."""
+
+    def manage_rollout(
+        self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
+    ) -> ManagedReport:
+        if name == "refused":
+            raise InvalidArgumentError("rollout.sticky: is not known here")
+        return super().manage_rollout(name, declaration, managed_by)
+
+
+class Models:
+    """Models in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def source(self, model: str) -> LocalModel:
+        return LocalModel(self._directory / model)
+
+    def rollout_changed(self, model: str, transition: RolloutTransition) -> None:
+        """Shows it to no one."""
+
+
+def test_a_server_that_refuses_one_model_hears_of_the_others(tmp_path: Path) -> None:
+    for name in ("refused", "other"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").touch()
+        (tmp_path / name / "rollout.toml").write_text('[rollout]\nsteps = ["50% 1h"]\n')
+    agent = Picky()
+    with served(agent) as (_, target):
+        remote = RemoteAgent(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S))
+        rollouts = FleetRollouts([remote], Models(tmp_path), 60.0, None)
+        with closing(rollouts), closing(remote):
+            rollouts.start()
+            rollouts.declare("refused")
+            rollouts.declare("other")
+            eventually(lambda: "other" in agent.reports, "it hears of the other")
+            assert "refused" not in agent.reports
+            rollouts.stop()
