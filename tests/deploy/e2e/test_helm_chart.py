@@ -142,7 +142,7 @@ def test_the_server_accepts_its_flags_and_has_time_to_drain(variant: str) -> Non
     assert settings["drain_delay"] > 0
     assert settings["grpc_max_connection_age"] == 1_800_000
     assert settings["grpc_max_connection_age_grace"] == 300_000
-    assert settings["front_ends"] == ("0" if "access policy" in variant else "auto")
+    assert settings["front_ends"] == "auto"
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["grpc"] == settings["grpc_port"]
     assert ports["metrics"] == settings["metrics_port"]

@@ -85,9 +85,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 - --drain-delay={{ int64 .Values.drain.delaySeconds }}
 - --exit-timeout-secs={{ int64 .Values.drain.exitTimeoutSeconds }}
-{{- if not (and (eq (toString .Values.grpc.frontEnds) "auto") .Values.accessPolicy.secretName) }}
 - --front-ends={{ include "conch.text" .Values.grpc.frontEnds }}
-{{- end }}
 - --grpc-max-connection-age={{ mul .Values.grpc.maxConnectionAgeSeconds 1000 }}
 - --grpc-max-connection-age-grace={{ mul .Values.grpc.maxConnectionAgeGraceSeconds 1000 }}
 {{- if not .Values.http.enabled }}
