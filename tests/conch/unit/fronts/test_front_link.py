@@ -68,8 +68,12 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
             open_calls.unary.clear()
             front.close()
             front.channel.close()
-            loop.call_soon(lambda: None)  # in the round before, it was the source of an event
-            eventually(lambda: found() is None, "it is freed")
+
+            def is_freed() -> bool:
+                loop.call_soon(lambda: None)  # in the round before, it may have been the source of an event
+                return found() is None
+
+            eventually(is_freed, "it is freed")
         finally:
             gc.enable()
             IO_LOOP.release()

@@ -143,8 +143,7 @@ function History({ rollout }) {
 
 export function RolloutTab({ name }) {
   const { value, error, again } = usePolled(() => get(modelPath(name, "/rollout")), [name], EVERY_MS);
-  if (error) return html`<${Failed} error=${error} again=${again} />`;
-  if (!value) return null;
+  if (!value) return error && html`<${Failed} error=${error} again=${again} />`;
   const labels = Object.entries(value.labels || {});
   if (!value.model) return html`<${Panel}><p class="empty">${T.rollout.none}</p><//>`;
   return html`
