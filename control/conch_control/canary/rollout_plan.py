@@ -791,9 +791,10 @@ class RolloutPlan:
             return Traffic(progress.stable)
         key = f"{self._rollout.group or self.model}\0{progress.number}".encode(errors="surrogatepass")
         salt = hashlib.blake2b(key, digest_size=16).digest()
-        traffic = Traffic(
-            progress.stable, progress.candidate, salt=salt, places=places, rollout=progress.number
-        )
+        candidate = progress.candidate
+        if places and candidate is not None and not self._fits(candidate):
+            candidate = None  # no match rule leads to it
+        traffic = Traffic(progress.stable, candidate, salt=salt, places=places, rollout=progress.number)
         if not places:
             traffic = replace(traffic, weight=progress.weight, shadow_percent=progress.shadow / 100)
         return traffic

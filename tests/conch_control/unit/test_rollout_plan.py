@@ -447,7 +447,7 @@ def test_a_split_of_three_keeps_all_users_that_it_can() -> None:
     )
     assert driven.plan.waiting == [8]
     driven.look(v8="b ready")
-    assert driven.traffic == replace(first, places=((8, 3000), (9, 2000), (7, 5000)))
+    assert driven.traffic == replace(first, candidate=8, places=((8, 3000), (9, 2000), (7, 5000)))
     driven.do(driven.plan.declare(declared(text.format(40, 35, 25)), driven.now))
     moved = ((8, 3000), (9, 2000), (8, 500), (9, 500), (7, 4000))
     assert driven.traffic == replace(first, places=moved)
@@ -746,7 +746,8 @@ class AnyOrder(RuleBasedStateMachine):
         named = []
         if traffic is not None:
             named = [traffic.stable] + ([traffic.candidate] if traffic.candidate else [])
-            assert traffic.candidate or (traffic.weight, traffic.salt) == (0, b"")
+            named += [version for version, _ in traffic.places]
+            assert traffic.candidate or traffic.places or (traffic.weight, traffic.salt) == (0, b"")
         assert all(versions[version].serves for version in named)
 
     @invariant()
