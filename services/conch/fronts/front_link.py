@@ -123,6 +123,7 @@ class FrontLink:
         self._handle: dict[Kind, Callable[[ReceivedMessage], None]] = {
             Kind.HELLO: self._greeted,
             Kind.CALLERS: self._add_callers,
+            Kind.ADMIT: self._admit,
             Kind.EXECUTE: self._execute,
             Kind.OPEN: self._open,
             Kind.CANCEL: self._cancel,
@@ -231,22 +232,31 @@ class FrontLink:
         except IndexError:
             raise WireError(f"there is no caller {number}") from None
 
-    def _begin_unary(
-        self, number: int, caller: int, deadline_ns: int | None, method: str
-    ) -> RemoteUnary | None:
-        """The call of a message that has come; None if the method's check refuses it."""
+    def _admit(self, received: ReceivedMessage) -> None:
+        caller, deadline_ns, method, _ = messages.decode_open(received)
+        admit = self._handlers.admissions.get(method)
+        if admit is None:
+            raise WireError(f"method {method} has no check")
+        call = self._begin_unary(received.subject, caller, deadline_ns)
+        self._guarded(call, lambda: admit(call))
+
+    def _begin_unary(self, number: int, caller: int, deadline_ns: int | None) -> RemoteUnary:
         call = RemoteUnary(self, number, self._caller(caller), deadline_ns)
         self.calls[number] = call
         self.open_calls.unary.add(call)
-        admit = self._handlers.admissions.get(method)
-        if admit is not None:
-            self._guarded(call, lambda: admit(call))
-        return None if call.answered else call
+        return call
+
+    def _unary(self, number: int, caller: int, deadline_ns: int | None, method: str) -> RemoteUnary | None:
+        """The call of a message that has come; None if a check has refused it."""
+        if method not in self._handlers.admissions:
+            return self._begin_unary(number, caller, deadline_ns)
+        call = self.calls.get(number)
+        return call if isinstance(call, RemoteUnary) and not call.answered else None
 
     def _execute(self, received: ReceivedMessage) -> None:
         handle = self._handlers.unary[INFER.grpc_method]
         for caller, number, deadline_ns, request in self._requests.read(received):
-            call = self._begin_unary(number, caller, deadline_ns, INFER.grpc_method)
+            call = self._unary(number, caller, deadline_ns, INFER.grpc_method)
             if call is None:
                 continue
             call.decoded = True
@@ -270,7 +280,7 @@ class FrontLink:
         handle = self._handlers.unary.get(method)
         if handle is None:
             raise WireError(f"there is no method {method}")
-        call = self._begin_unary(number, caller, deadline_ns, method)
+        call = self._unary(number, caller, deadline_ns, method)
         if call is not None:
             self._guarded(call, lambda: handle(call, message))
 

@@ -13,6 +13,9 @@ its own:
     EXECUTE   front                                                 requests; the number of each is
                                                                     ``caller << 32 | call``, its batch
                                                                     size that of the client's message
+    ADMIT     front   call                                          as OPEN, of a unary call whose method
+                                                                    has a check; its message comes later,
+                                                                    and is dropped if the check refuses it
     OPEN      front   call                                          caller, deadline, method; of a unary
                                                                     call the message
     CANCEL    front   call                                          the client is gone, or too late
@@ -68,6 +71,7 @@ class FrontSettings:
         port: Limits of its connections.
         tls: TLS of each listening socket, by its number; None for plain text.
         unary, streams: The methods that have handlers.
+        checked: Unary methods with a check before their message is received.
         log_level: Lowest level of records to send.
     """
 
@@ -75,6 +79,7 @@ class FrontSettings:
     tls: tuple[TlsOptions | None, ...]
     unary: tuple[str, ...]
     streams: tuple[str, ...]
+    checked: tuple[str, ...]
     log_level: int
 
 

@@ -115,6 +115,8 @@ class Front:
         self._sizes: Table[object, tuple[int, ...]] = Table()
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-front-decode")
         self._numbers = itertools.count()
+        self._admitted: dict[UnaryRpc, int] = {}  # calls that the core checks, until their messages come
+        self._checked: frozenset[str] = frozenset()
         self._callers: dict[CallerFacts, int] = {}
         # The metadata is kept, so that no other has its identity.
         self._by_metadata: Table[tuple[str, int], tuple[int, Metadata]] = Table(MOST_CALLERS)
@@ -167,6 +169,8 @@ class Front:
         port.use(self._loop)
         port.unary = {method: partial(self._open, method) for method in settings.unary}
         port.unary[INFER.grpc_method] = self._infer
+        self._checked = frozenset(settings.checked)
+        port.admissions = {method: partial(self._admit, method) for method in settings.checked}
         port.streams = {method: partial(self._open_stream, method) for method in settings.streams}
         self._loop.register(self._connections.fileno(), _Acceptor(self))
         self._stream.send(Kind.HELLO, 0, codec.encode_hello(os.getpid()))
@@ -234,6 +238,7 @@ class Front:
         call, _ = self._calls.pop(number, (None, None))
         if call is None:
             return
+        self._admitted.pop(call, None)
         if message is None:
             call.abort(status, details, trailing)
         elif trailing or compression:
@@ -286,6 +291,24 @@ class Front:
 
     # --- to the core ---------------------------------------------------------------------------------------
 
+    def _admit(self, method: str, call: UnaryRpc) -> bool:
+        """Has the core check a call; its message is received meanwhile, as far as the windows allow."""
+        number = self._admitted[call] = next(self._numbers) & _CALL_MASK
+        self._calls[number] = call, None
+        self._send_open(number, Kind.ADMIT, method, call, None)
+        call.watch(partial(self._cancel_admitted, call), number)
+        return True
+
+    def _cancel_admitted(self, call: UnaryRpc, number: int) -> None:
+        self._admitted.pop(call, None)
+        self._cancel(number)
+
+    def _number(self, method: str, call: UnaryRpc) -> int | None:
+        """The number of a call whose message has come; None if it has ended meanwhile."""
+        if method not in self._checked:
+            return next(self._numbers) & _CALL_MASK
+        return self._admitted.pop(call, None)
+
     def _infer(self, call: UnaryRpc, message: Buffer, polling: bool = True) -> None:
         """Decodes a request, for the round's message; others go as they came."""
         if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
@@ -326,7 +349,9 @@ class Front:
         return True
 
     def _queue(self, request: InferenceRequest, call: UnaryRpc, message: Buffer) -> None:
-        number = next(self._numbers) & _CALL_MASK
+        number = self._number(INFER.grpc_method, call)
+        if number is None:
+            return
         request.deadline_ns = call.deadline_ns(request.received_ns)
         request.batch_size = len(message)
         self._calls[number] = call, request
@@ -380,26 +405,28 @@ class Front:
         except (WireError, ConchError, OSError, ValueError):
             _, call, number, message = queued
             if self._calls.get(number & _CALL_MASK, (None, None))[0] is call:
-                self._send_open(number & _CALL_MASK, INFER.grpc_method, call, message)
+                self._send_open(number & _CALL_MASK, Kind.OPEN, INFER.grpc_method, call, message)
 
     def _open(self, method: str, call: UnaryRpc, message: Buffer) -> None:
         """Passes a call on as it came."""
-        number = next(self._numbers) & _CALL_MASK
+        number = self._number(method, call)
+        if number is None:
+            return
         self._calls[number] = call, None
-        self._send_open(number, method, call, message)
+        self._send_open(number, Kind.OPEN, method, call, message)
         call.watch(self._cancel, number)
 
     def _open_stream(self, method: str, call: StreamRpc) -> None:
         number = next(self._numbers) & _CALL_MASK
         self._streams[number] = _Stream(call)
-        self._send_open(number, method, call, None)
+        self._send_open(number, Kind.OPEN, method, call, None)
 
-    def _send_open(self, number: int, method: str, call: RpcCall, message: Buffer | None) -> None:
+    def _send_open(self, number: int, kind: Kind, method: str, call: RpcCall, message: Buffer | None) -> None:
         caller = self._caller(call)
         if self._new_callers:
             self._send_callers()
         fields = messages.encode_open(caller, call.deadline_ns(self._clock()), method, message)
-        self._send(Kind.OPEN, number, fields, message)
+        self._send(kind, number, fields, message)
 
     def _caller(self, call: RpcCall) -> int:
         """The number of a call's caller, found by its metadata: calls with the same head share the object."""

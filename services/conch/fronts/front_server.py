@@ -198,7 +198,7 @@ class FrontServer:
         streams: Mapping[str, StreamMethod],
         admissions: Mapping[str, Admit],
     ) -> None:
-        """See `RpcServer`; admissions run here, once a front has received the message."""
+        """See `RpcServer`; admissions run here, asked for by the fronts."""
         self._handlers = Handlers(unary, streams, admissions)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
@@ -439,8 +439,10 @@ class FrontServer:
         )
         limits = replace(self._port.options, most_received_bytes=self._share)
         level = logging.getLogger("conch").getEffectiveLevel()
-        methods = tuple(self._handlers.unary), tuple(self._handlers.streams)
-        settings = FrontSettings(limits, tuple(self._tls), *methods, level)
+        unary, streams, checked = self._handlers
+        settings = FrontSettings(
+            limits, tuple(self._tls), tuple(unary), tuple(streams), tuple(checked), level
+        )
         loop.call_soon(partial(self._connect, front, link, settings))
         on_lost = partial(self._on_http_lost, link)
         front.http = self.http.connect(ours[2], ours[3], on_lost)

@@ -450,7 +450,7 @@ def test_a_split_of_three_keeps_all_users_that_it_can() -> None:
     assert driven.traffic == replace(first, candidate=8, places=((8, 3000), (9, 2000), (7, 5000)))
     driven.do(driven.plan.declare(declared(text.format(40, 35, 25)), driven.now))
     moved = ((8, 3000), (9, 2000), (8, 500), (9, 500), (7, 4000))
-    assert driven.traffic == replace(first, places=moved)
+    assert driven.traffic == replace(first, candidate=8, places=moved)
     assert Driven(
         text.format(40, 35, 25), driven.saved, v7="a ready", v8="b ready", v9="c ready"
     ).traffic == (driven.traffic)

@@ -116,6 +116,7 @@ class Kind(IntEnum):
     DRAIN = 39  # C: all connections are to end
     BLOCK = 40  # S, C: a block of a third process, as new block of the message
     HTTP = 41  # B: records of HTTP exchanges, see `conch.fronts.http_messages`
+    ADMIT = 42  # F, of a call: its head has come; may it go on?
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -58,7 +58,7 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
             on_lost=lost.append,
         )
         found = weakref.ref(link)
-        settings = FrontSettings(PortOptions(), (None,), (), (), 0)
+        settings = FrontSettings(PortOptions(), (None,), (), (), (), 0)
         gc.disable()
         try:
             loop.call_soon(partial(link.start, settings))

@@ -277,9 +277,16 @@ class UnaryCall(Call):
             return
         self._taken = True
         if self._reader is None or self._reader.empty:
-            self.abort(_UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
+            self._abort_unread(_UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
         else:
-            self.abort(_INTERNAL, "the request message ends too early")
+            self._abort_unread(_INTERNAL, "the request message ends too early")
+
+    def _abort_unread(self, status: int, details: str) -> None:
+        """Ends the call without a message; what its check has set to watch is told, as no handler is."""
+        on_cancel, subject = self._on_cancel, self._subject
+        self.abort(status, details)
+        if on_cancel is not None:
+            on_cancel(subject)
 
     def _take(self, message: Received) -> None:
         self._taken = True
@@ -301,7 +308,7 @@ class UnaryCall(Call):
         """Ends the call, whose message can't be taken."""
         self._taken = True
         self._reader = None
-        self.abort(error.status, str(error))
+        self._abort_unread(error.status, str(error))
 
     def cancelled(self) -> None:
         """Ends the call: its client has cancelled it or is gone, or its deadline is over."""
