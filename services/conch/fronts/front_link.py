@@ -316,6 +316,8 @@ class FrontLink:
         except KeyError as error:
             raise WireError(f"a front's state lacks {error}") from None
         self._heard_ns = self._clock()
+        if self._log.changed:
+            self._send(Kind.LEVEL, 0, codec.encode_json({"level": self._log.level}))
         self._on_heard()
 
     # --- to the front --------------------------------------------------------------------------------------

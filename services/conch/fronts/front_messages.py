@@ -28,6 +28,7 @@ its own:
     READ      front   stream                                        number of bytes that were read
     STATE     front   number of connections that have ended         JSON: what clients have caused
     LOG       front                                                 JSON: a record of the log
+    LEVEL     core                                                  as to a worker: lowest level of records
     DRAIN     core                                                  all connections are to end
     ========  ======  ============================================  =====================================
 
@@ -72,7 +73,7 @@ class FrontSettings:
         tls: TLS of each listening socket, by its number; None for plain text.
         unary, streams: The methods that have handlers.
         checked: Unary methods with a check before their message is received.
-        log_level: Lowest level of records to send.
+        log_level: Lowest level of records to send at first.
     """
 
     port: PortOptions

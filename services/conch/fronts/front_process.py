@@ -137,6 +137,7 @@ class Front:
             Kind.BEGIN: self._begin,
             Kind.MESSAGE: self._message,
             Kind.READ: self._read_next,
+            Kind.LEVEL: self._follow_level,
             Kind.DRAIN: self._drain,
         }
         self._loop.register(stream.channel.fileno(), self)
@@ -281,6 +282,9 @@ class Front:
         stream = self._streams.get(received.subject)
         if stream is not None:
             stream.call.read_next()
+
+    def _follow_level(self, received: ReceivedMessage) -> None:
+        logging.getLogger().setLevel(codec.decode_json(received.fields)["level"])
 
     def _drain(self, received: ReceivedMessage) -> None:
         port = self._port
