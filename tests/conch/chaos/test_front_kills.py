@@ -146,7 +146,7 @@ class _Client(threading.Thread):
         self.answers = 0
         self.proven = False
         self.connection = 0
-        self.lost: list[tuple[int, int]] = []
+        self.lost: dict[tuple[int, int], str] = {}
         self.wrong: list[str] = []
         self.random = np.random.default_rng(number)
         self.raw: Any = None
@@ -187,7 +187,7 @@ class _Client(threading.Thread):
                     self._work(self)
                 except grpc.RpcError as error:
                     if error.code() is grpc.StatusCode.UNAVAILABLE:
-                        self.lost.append(self.key)
+                        self.lost[self.key] = str(error.details())
                     else:
                         self.wrong.append(f"{self.name}: {error.code().name} {error.details()}")
                 except _Wrong as error:
@@ -382,9 +382,10 @@ def test_front_kills(tmp_path: Path, grpc_is_warm: None) -> None:
         finally:
             clients.stop()
         assert [each for client in clients.all for each in client.wrong] == []
-        lost = {each for client in clients.all for each in client.lost}
+        lost = {key: why for client in clients.all for key, why in client.lost.items()}
         assert lost
-        assert sorted(lost - doomed) == [], "connections of other fronts ended"
+        others = {key: why for key, why in lost.items() if key not in doomed}
+        assert others == {}, "connections of other fronts ended"
         eventually(lambda: _serves_nothing(server), "all that was lost is cancelled")
         _report(KILLS, clients, core)
         log.info("before the kills: %s", before)
