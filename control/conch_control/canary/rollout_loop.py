@@ -247,6 +247,8 @@ class RolloutLoop:
     def adopt(self, kept: Mapping[str, SavedRollout]) -> None:
         """Takes what is known of rollouts instead of what the state directory has; before `restore`."""
         self._kept.update(kept)
+        for model, saved in kept.items():
+            self._write(model, saved)  # else another restart might go on from a later step
 
     @property
     def kept(self) -> Mapping[str, SavedRollout]:
@@ -535,12 +537,15 @@ class RolloutLoop:
         if not self._told and progress.state is State.LOADING:
             self._told = True
             log.warning("without --state-directory the progress of rollouts ends with this process")
+        plan = found.plan
+        by_call = None if plan.from_file or plan.declaration == Declaration() else plan.declaration
+        self._write(model, SavedRollout(progress, by_call, tuple(found.history)))
+
+    def _write(self, model: str, saved: SavedRollout) -> None:
         if self._directory is None:
             return
-        plan = found.plan
         try:
-            by_call = None if plan.from_file or plan.declaration == Declaration() else plan.declaration
-            self._directory.write(model, SavedRollout(progress, by_call, tuple(found.history)))
+            self._directory.write(model, saved)
         except OSError as error:
             log.error("the progress of '%s' can't be saved: %s; a restart goes back", model, error.strerror)
 

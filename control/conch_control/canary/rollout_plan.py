@@ -374,6 +374,8 @@ class RolloutPlan:
         if progress.state is State.SPLIT and rollout is not None and _same_versions(progress, rollout):
             places = moved_places(_places(progress), rollout.split)
             self.progress = replace(self.progress, weight=rollout.split[1][1], places=places)
+        elif progress.state is State.ROLLING_BACK and digest == progress.declared:
+            pass  # the label is followed afterwards
         elif progress.state in (State.BAKING, State.ROLLING_BACK) and rollout is not None:
             if other_stable:
                 self._enter(State.DONE, changed)

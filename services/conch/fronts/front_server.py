@@ -261,6 +261,7 @@ class FrontServer:
         if loop is None or self._closed:
             return
         self._closed = True
+        Mappings.keeps_descriptors = False
         self._events.put(None)
         self._thread.join()  # it kills what is left
         closed = threading.Event()

@@ -328,8 +328,12 @@ class _Held(NamedTuple):
 
 def _held(core: psutil.Process) -> _Held:
     blocks = Path(f"/proc/{core.pid}/maps").read_text().count("memfd:conch-tensors")
+    descriptors = 0
+    for each in Path(f"/proc/{core.pid}/fd").iterdir():
+        with suppress(OSError):  # it has been closed meanwhile
+            descriptors += "memfd:conch-tensors" not in os.readlink(each)
     memory = core.memory_info()
-    return _Held(memory.rss - memory.shared, core.num_fds() - blocks, core.num_threads(), blocks)
+    return _Held(memory.rss - memory.shared, descriptors, core.num_threads(), blocks)
 
 
 def _busy_fronts(server: ServerProcess) -> list[psutil.Process]:

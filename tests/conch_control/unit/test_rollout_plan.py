@@ -643,7 +643,9 @@ class AnyOrder(RuleBasedStateMachine):
             *LIVE,
             State.BAKING,
         )
-        if aborted:
+        if (
+            aborted and progress.number == self.before.number
+        ):  # else it is a further one, which has also begun
             back = self.before.previous if self.before.state is State.BAKING else self.before.stable
             assert progress.stable == back
             assert self.driven.traffic in (None, Traffic(back or 0))

@@ -179,7 +179,8 @@ class Fleet:
             if server.up and server.heard  # others know of no manager
         ]
         found = resumed(SavedRollout(self.saved) if keeps_state else None, shown)
-        self.plan = RolloutPlan("m", DECLARED, found.progress if found is not None else Progress())
+        self.saved = found.progress if found is not None else Progress()  # as `RolloutLoop.adopt` does
+        self.plan = RolloutPlan("m", DECLARED, self.saved)
         self.view = FleetView(SERVERS)
         self.do(self.plan.start(self.now))
         self.read()

@@ -93,7 +93,7 @@ static TRITONBACKEND_Request* read_request(TRITONBACKEND_ModelInstance* instance
 }
 
 /* Released requests stay for a while, so that using one again is noticed. */
-#define MOST_DEAD 1024
+#define MOST_DEAD 8192
 static pthread_mutex_t dead_lock = PTHREAD_MUTEX_INITIALIZER;
 static TRITONBACKEND_Request *dead_first, *dead_last;
 static size_t dead_count;
