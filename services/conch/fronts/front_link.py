@@ -160,10 +160,8 @@ class FrontLink:
 
     def give(self, accepted: socket.socket, listener: int, peer: str) -> bool:
         """Gives a connection to the front; False if it does not take any now."""
-        try:
-            packet = messages.encode_connection(listener, peer)
-            socket.send_fds(self._connections, [packet], [accepted.fileno()])
-        except OSError:
+        packet = messages.encode_connection(listener, peer)
+        if not messages.send_connection(self._connections, packet, accepted):
             return False
         self._given += 1
         return True
@@ -379,9 +377,9 @@ class FrontLink:
         payload: Payload | None = None,
     ) -> None:
         responses = [answer.response for _, answer in answers]
+        texts = [codec.text_of(response) for response in responses]
         if payload is None:
             payload = self._stream.pack([response.outputs for response in responses])
-        texts = [codec.text_of(response) for response in responses]
         has_texts = any(texts)
         numbers = [call.number for call, _ in answers]
         flags = bytes([codec.PRESENT | codec.FINAL]) * len(answers)
@@ -393,6 +391,7 @@ class FrontLink:
     def _respond_alone(self, model: int, answer: tuple[RemoteUnary, UnencodedResponse]) -> None:
         """Sends a response of a round of which one could not be sent."""
         call, message = answer
+        self.discard(message)  # of one in a block that was not sent
         try:
             self._respond(model, [answer])
         except ConchError as error:

@@ -30,6 +30,7 @@ from conch.frontends.http.http_loop import (
     refuse_crowded,
 )
 from conch.frontends.http.http_options import HttpTls
+from conch.fronts.front_messages import send_connection
 from conch.fronts.http_messages import (
     READ_STEP,
     HttpRecord,
@@ -347,9 +348,7 @@ class HttpLink:
 
     def give(self, port: int, accepted: socket.socket) -> bool:
         """Gives a connection to the front; False if it does not take any now."""
-        try:
-            socket.send_fds(self._connections, [encode_port(port)], [accepted.fileno()])
-        except OSError:
+        if not send_connection(self._connections, encode_port(port), accepted):
             return False
         self._given[port] += 1
         self.connections += 1

@@ -353,7 +353,7 @@ def _total(found: Samples, name: str) -> float:
 def _kill_one(server: ServerProcess, clients: _Clients, dice: random.Random) -> set[tuple[int, int]]:
     """Kills a front; the connections that end with it, or may."""
     victim = dice.choice(eventually(lambda: _busy_fronts(server), "fronts have connections"))
-    victim.suspend()  # nobody comes or leaves meanwhile
+    victim.suspend()  # so that it neither accepts nor closes connections
     eventually(lambda: victim.status() == psutil.STATUS_STOPPED, "it is stopped")
     before = [client.key for client in clients.all]
     doomed = clients.unproven()

@@ -197,7 +197,7 @@ def test_connection_age(repository: Path) -> None:
     ):
         deadline = time.monotonic() + WAIT_S
         answered = 0
-        while len(ports) < 3:
+        while len(ports) < 3 or answered <= 10:
             check_simple(triton.InferResult(raw.infer(simple_request())))
             answered += 1
             process = psutil.Process(server.process.pid)
@@ -205,7 +205,6 @@ def test_connection_age(repository: Path) -> None:
                 with suppress(psutil.NoSuchProcess):  # children of the start come and go
                     ports |= {each.raddr.port for each in one.net_connections("tcp") if each.raddr}
             assert time.monotonic() < deadline, ports
-    assert answered > 2
 
 
 def test_restricted_protocols(repository: Path) -> None:

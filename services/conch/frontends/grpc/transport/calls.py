@@ -282,7 +282,7 @@ class UnaryCall(Call):
             self._abort_unread(_INTERNAL, "the request message ends too early")
 
     def _abort_unread(self, status: int, details: str) -> None:
-        """Ends the call without a message; what its check has set to watch is told, as no handler is."""
+        """Ends a call without a message; calls the `on_cancel` that a check before it has set."""
         on_cancel, subject = self._on_cancel, self._subject
         self.abort(status, details)
         if on_cancel is not None:
