@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -109,15 +110,15 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=m")
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
+
+
 @contextmanager
-def site_of(repository: Path, *flags: str) -> Iterator[tuple[Site, ServerProcess]]:
-    arguments = [
-        "--http-port=0",
-        "--metrics-port=0",
-        "--model-control-mode=explicit",
-        "--load-model=m",
-        *flags,
-    ]
+def site_of(
+    repository: Path, *flags: str, mode: tuple[str, ...] = EXPLICIT
+) -> Iterator[tuple[Site, ServerProcess]]:
+    arguments = ["--http-port=0", "--metrics-port=0", *mode, *flags]
     with serving_process(repository, flags=arguments) as server:
         site = Site(server)
         try:
@@ -202,3 +203,52 @@ def test_a_killed_server_goes_on_where_it_was(repository: Path, tmp_path: Path, 
         assert site.errors == []
         held = {"ABORTED": {"1"}, "BAKING": {"2"}}.get(found["state"], {"1", "2"})
         assert set(site.answers) <= held
+
+
+def test_files_that_change_in_any_state_fail_no_request(repository: Path) -> None:
+    edits = count(1)
+
+    def change(version: int, act: str = GOOD) -> None:
+        write_version(repository, version, f"{act}  # edit {next(edits)}")
+
+    with site_of(repository, mode=POLL) as (site, _):
+
+        def anew(*states: str) -> None:
+            """Waits until another rollout than the one before is in a state."""
+            number = site.rollout()["id"]
+            change(2)
+            eventually(lambda: site.rollout()["id"] > number, "a further rollout")
+            site.wait(*states)
+
+        def reloaded(version: int) -> None:
+            """Changes a version that stays where it is, and waits until it counts its requests from zero."""
+
+            def requests() -> int:
+                return {each["version"]: each["requests"] for each in site.rollout()["sides"]}[version]
+
+            eventually(lambda: requests() > 100, f"requests for version {version}", WAIT_S)
+            before, rollout = requests(), site.rollout()
+            change(version)
+            eventually(lambda: requests() < before, f"version {version} is loaded again", WAIT_S)
+            after = site.rollout()
+            assert [after[key] for key in ("id", "state")] == [rollout[key] for key in ("id", "state")]
+
+        write_version(repository, 2)
+        declared = {"candidate": 2, "steps": ["20% 1h"], "keep": "1h"}
+        site.rollout(body={"labels": {"stable": 1}, "rollout": declared})
+        site.wait("STEP")
+        reloaded(1)
+        anew("STEP")
+        site.rollout("/pause")
+        anew("STEP")
+        change(2, "raise ValueError('odd')\n  odd")
+        site.wait("FAILED")
+        anew("STEP")
+        site.rollout("/promote")
+        site.wait("BAKING")
+        reloaded(2)
+        site.rollout("/rollback")
+        site.wait("ABORTED")
+        anew("STEP")
+        site.end()
+        assert site.errors == []
