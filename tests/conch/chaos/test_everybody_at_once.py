@@ -144,7 +144,7 @@ def of_operator(call: Callable[[], None]) -> object:
     return {}
 
 
-@pytest.mark.parametrize("editions", [pytest.param(20), pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("editions", [pytest.param(20), pytest.param(150, marks=pytest.mark.slow)])
 def test_loads_and_unloads_of_one_model(place: Place, editions: int) -> None:
     """Each call is answered, with an error only if a later one has overtaken it, and all agree in the end."""
 

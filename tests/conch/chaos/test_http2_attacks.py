@@ -288,23 +288,18 @@ def test_answers_without_a_window_leave_nothing(attacked: ServerProcess, transpo
 
 
 @pytest.mark.slow
-def test_a_stream_without_a_window_is_cancelled(attacked: ServerProcess, transport: str) -> None:
-    if transport not in OWN:
-        pytest.skip(f"{transport} waits for a window without end")
-    with others_are_served(attacked), closing(Http2Peer(attacked.address, NO_PROGRESS_S + WAIT_S)) as peer:
-        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
-        ask_for_answers(peer, 1)
-        peer.wait_frame(FrameType.RST_STREAM, 1)
-
-
-@pytest.mark.slow
-def test_a_client_that_trickles_is_cancelled(attacked: ServerProcess, transport: str) -> None:
-    """It grants a byte of its answer's window, and sends a byte of a message, again and again."""
+def test_calls_without_progress_are_cancelled(attacked: ServerProcess, transport: str) -> None:
+    """One client grants a byte of its window, and sends a byte of a message, again and again; one waits."""
     if transport not in OWN:
         pytest.skip(f"{transport} waits without end")
-    with others_are_served(attacked), closing(Http2Peer(attacked.address)) as peer:
-        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
-        ask_for_answers(peer, 1)
+    with (
+        others_are_served(attacked),
+        closing(Http2Peer(attacked.address)) as peer,
+        closing(Http2Peer(attacked.address, NO_PROGRESS_S + WAIT_S)) as waiting,
+    ):
+        for each in (peer, waiting):
+            each.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+            ask_for_answers(each, 1)
         peer.wait_frame(FrameType.HEADERS, 1)
         peer.send(headers(3, header_block(*call_pairs(INFER))) + data(3, b"\0\x40\0\0\0"))
         ended: set[int] = set()
@@ -317,6 +312,7 @@ def test_a_client_that_trickles_is_cancelled(attacked: ServerProcess, transport:
             if 3 not in ended:
                 peer.send(data(3, b"x"))
         assert ended == {1, 3}
+        waiting.wait_frame(FrameType.RST_STREAM, 1)
         found = scrape(attacked.metrics_url)
         for reason in ("slow_reader", "slow_sender"):
             assert value(found, "conch_grpc_calls_ended_total", reason=reason)
