@@ -226,5 +226,6 @@ def event_object(event: Event) -> dict[str, Any]:
         "version": event.version,
         "phase": event.phase.value,
         "reason": event.reason[:2000],
+        "rollout": event.rollout and {"state": event.rollout.state, "reason": event.rollout.reason[:2000]},
         "t": round(event.seconds, 3),
     }

@@ -63,9 +63,11 @@ class ModelViews:
         return found
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """The newest events of a model, oldest first."""
-        events = [event_object(each) for each in list(self._agent.events.entries) if each.model == name]
-        return events[-_MOST_EVENTS:]
+        """The newest events of a model's versions, oldest first; the rollout has its own."""
+        events = [
+            each for each in list(self._agent.events.entries) if each.model == name and not each.rollout
+        ]
+        return [event_object(each) for each in events[-_MOST_EVENTS:]]
 
     def rollout(self, name: str) -> dict[str, Any]:
         """A model's labels and rollout; empty if it has neither."""

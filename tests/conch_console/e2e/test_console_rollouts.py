@@ -84,6 +84,7 @@ def test_a_rollout_is_watched_and_aborted(tmp_path: Path) -> None:
         page = visit.open("")
         page.get_by_role("row", name="front 1").wait_for()
         page.get_by_role("link", name="m", exact=True).first.wait_for()
+        page.locator(".events li", has_text="Paused").first.wait_for()
         visit.picture("overview-rollout")
         page = visit.open("models/m/rollout")
         page.get_by_role("button", name="Abort").click()

@@ -159,6 +159,7 @@ export class Store {
         unknown = true;
         continue;
       }
+      if (event.rollout) continue;
       if (!event.version) {
         model.reason = event.phase === "FAILED" ? event.reason : "";
         continue;

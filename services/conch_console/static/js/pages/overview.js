@@ -10,7 +10,7 @@ import { quantile } from "../quantiles.js";
 import { link } from "../router.js";
 import { store, Store } from "../store.js";
 import { T } from "../text.js";
-import { Rollouts } from "./rollout.js";
+import { Rollouts, RolloutState } from "./rollout.js";
 
 const BUSIEST = 8;
 const EVENTS = 8;
@@ -119,7 +119,8 @@ function About() {
 function Events() {
   if (!store.events.length) return html`<${Empty}>${T.overview.noEvents}<//>`;
   return html`<ol class="events">${store.events.slice(0, EVENTS).map((event) => html`<li key=${event.revision}>
-    <time>${format.clock(event.t)}</time> <a href=${link("models", event.model, "versions")}>${event.model}</a>${event.version ? ` ${event.version}` : ""} <${Phase} phase=${event.phase} title=${event.reason} />
+    <time>${format.clock(event.t)}</time> <a href=${link("models", event.model, event.rollout ? "rollout" : "versions")}>${event.model}</a>${event.version ? ` ${event.version}` : ""}
+    ${event.rollout ? html`<${RolloutState} ...${event.rollout} />` : html`<${Phase} phase=${event.phase} title=${event.reason} />`}
   </li>`)}</ol>`;
 }
 

@@ -35,8 +35,8 @@ export function stepsOf({ state, step, steps }) {
   return steps.map((text, index) => ({ text, place: over || index < step ? "over" : present && index === step ? "now" : "next" }));
 }
 
-export function RolloutState({ state }) {
-  return html`<${State} tone=${TONES[state] || "off"} text=${T.rollout.state[state] || state} />`;
+export function RolloutState({ state, reason }) {
+  return html`<${State} tone=${TONES[state] || "off"} text=${T.rollout.state[state] || state} title=${reason} />`;
 }
 
 export const percent = (value) => `${format.short(value)} %`;
