@@ -161,7 +161,8 @@ class Load:
 
         with closing(Client(self._address)) as client:
             try:
-                for response in client.stream(requests()):
+                # A deadline would be one for the whole load; `answers` bounds the wait for each response.
+                for response in client.stream(requests(), timeout_s=None):
                     assert not response.error_message, response.error_message
                     self._count()
                     answers.put(None)

@@ -527,10 +527,13 @@ class RawClient:
     def stream(
         self,
         requests: Iterable[Any],
-        timeout_s: float = WAIT_S,
+        timeout_s: float | None = WAIT_S,
         metadata: Sequence[tuple[str, str]] | None = None,
     ) -> Any:
-        """Opens a stream that sends these messages, or bytes; the call gives the responses."""
+        """Opens a stream that sends these messages, or bytes; the call gives the responses.
+
+        `timeout_s` is for the stream as a whole.
+        """
         method = self.channel.stream_stream(
             _SERVICE + "ModelStreamInfer",
             request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),

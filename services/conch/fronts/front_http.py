@@ -22,6 +22,7 @@ from typing import Any
 from conch.frontends.http.http_exchange import UNASKED_BYTES, HttpExchange
 from conch.frontends.http.http_loop import ConnectionSet, LoopThread
 from conch.frontends.http.timeouts import ClientTimeouts
+from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.http_messages import (
     READ_STEP,
     Head,
@@ -48,7 +49,6 @@ _TIDY_S = 10.0
 _MOST_UNREAD_BYTES = 2 << 20
 """Pieces of a body that the core has not read, before the client waits."""
 _NUMBER_MASK = (1 << 32) - 1
-_PORT_BYTES = 4
 
 
 class _Passed:
@@ -140,10 +140,9 @@ class HttpFront:
     """
 
     def __init__(
-        self, stream: MessageStream, connections: socket.socket, on_over: Callable[[], None]
+        self, stream: MessageStream, connections: ConnectionReceiver, on_over: Callable[[], None]
     ) -> None:
         self._stream = stream
-        connections.setblocking(False)
         self._connections = connections
         self._on_over = on_over
         self._thread = LoopThread("conch-front-http")
@@ -212,19 +211,10 @@ class HttpFront:
 
     def _accept(self) -> None:
         """Serves the connections that have come."""
-        while True:
-            try:
-                packet, fds, _, _ = socket.recv_fds(self._connections, _PORT_BYTES, 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                packet = b""
-            if not packet:
-                self._loop.remove_reader(self._connections)
-                return
+        for packet, descriptor in self._connections.receive():
             number = decode_port(packet)
             self._received[number] += 1
-            accepted = socket.socket(fileno=fds[0]) if fds else None
+            accepted = None if descriptor is None else socket.socket(fileno=descriptor)
             port = self._ports.get(number)
             if accepted is None or port is None or number in self._closing:
                 # This process has no descriptors left, or the port is being closed.
@@ -233,6 +223,8 @@ class HttpFront:
                 self._count(number)
                 continue
             port.serve(accepted)
+        if self._connections.ended:
+            self._loop.remove_reader(self._connections)
 
     def _close(self, record: HttpRecord) -> None:
         port = self._ports.get(record.number)

@@ -24,6 +24,7 @@ from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
+from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
 from conch.fronts.front_messages import Answer, CallerFacts, FrontSettings
 from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, RemoteUnary
@@ -66,7 +67,7 @@ class FrontLink:
     Args:
         name: Name of the front, for the log.
         sock: The socket of its messages.
-        connections: The socket that its connections are sent on.
+        connections: Passes its connections on, each with its listening socket and its client's address.
         handlers: Handlers of the port.
         requests: Reads its requests; all fronts have the same, so that equal requests stay known.
         open_calls: The calls of the port.
@@ -87,7 +88,7 @@ class FrontLink:
         self,
         name: str,
         sock: socket.socket,
-        connections: socket.socket,
+        connections: ConnectionSender[tuple[int, str]],
         handlers: Handlers,
         requests: RequestReader,
         open_calls: OpenCalls,
@@ -112,7 +113,6 @@ class FrontLink:
         self._next_tidy: Timer | None = None
         self._given = self._ended = 0  # connections
         self._connections = connections
-        connections.setblocking(False)
         self._stream = MessageStream(PacketChannel(sock, blocking=False), in_worker=False, trusted=True)
         self._file = self._stream.channel.fileno()
         self._log = WorkerLog(name)
@@ -161,7 +161,7 @@ class FrontLink:
     def give(self, accepted: socket.socket, listener: int, peer: str) -> bool:
         """Gives a connection to the front; False if it does not take any now."""
         packet = messages.encode_connection(listener, peer)
-        if not messages.send_connection(self._connections, packet, accepted):
+        if not self._connections.send(accepted, packet, (listener, peer)):
             return False
         self._given += 1
         return True
@@ -307,6 +307,7 @@ class FrontLink:
             stream.note_read(messages.decode_count(received))
 
     def _state(self, received: ReceivedMessage) -> None:
+        self._connections.release_taken()
         fields = codec.decode_json(received.fields)
         self._ended = min(received.subject, self._given)
         try:

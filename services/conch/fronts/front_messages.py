@@ -32,13 +32,12 @@ its own:
     DRAIN     core                                                  all connections are to end
     ========  ======  ============================================  =====================================
 
-Connections travel on a socket of their own, `encode_connection`, each with its descriptor.
+Connections travel on a socket of their own, see `connection_passing`, with what `encode_connection` says.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -248,15 +247,6 @@ def _data(received: ReceivedMessage, size: int) -> Buffer:
     if size == len(data):
         return data
     return bytes(data[:size]) if size < _LONG_BYTES else memoryview(data)[:size]
-
-
-def send_connection(connections: socket.socket, packet: bytes, accepted: socket.socket) -> bool:
-    """Sends a connection's descriptor, on a socket of its own; False if the front does not take it now."""
-    try:
-        socket.send_fds(connections, [packet], [accepted.fileno()])
-    except OSError:
-        return False
-    return True
 
 
 def encode_connection(listener: int, peer: str) -> bytes:

@@ -1,6 +1,7 @@
-"""A front: ``python -m conch.fronts.front_process``, with the descriptors of four sockets.
+"""A front: ``python -m conch.fronts.front_process``, with six descriptors.
 
-Two are for gRPC, MESSAGES and CONNECTIONS, and two for HTTP, see `front_http`.
+Three are for gRPC, and three for HTTP, see `front_http`: the sockets of messages and of connections, and the
+eventfd that counts connections, see `connection_passing`.
 
 It serves the connections that the core gives it with the gRPC transport, whose handlers here pass calls on.
 Plain inference requests are decoded and leave in one message for each model and round of the loop; all other
@@ -41,6 +42,7 @@ from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.operations.operation_table import INFER
 from conch.frontends.thread_pool import ThreadPool
 from conch.fronts import front_messages as messages
+from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.front_http import HttpFront
 from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
 from conch.workers.protocol import codec
@@ -57,7 +59,6 @@ _STATE_NS = 500_000_000
 _TIDY_NS = 10_000_000_000
 _READ_STEP = 1 << 20
 """A front reports a stream's answers as read after so many bytes."""
-_MOST_CONNECTION_BYTES = 4096
 _ANY_SIZE, _NO_SIZE = -1, -2
 _CALL_MASK = (1 << CALL_BITS) - 1
 
@@ -103,10 +104,9 @@ class Front:
         connections: Where connections come from.
     """
 
-    def __init__(self, stream: MessageStream, connections: socket.socket) -> None:
+    def __init__(self, stream: MessageStream, connections: ConnectionReceiver) -> None:
         self.over = threading.Event()
         self._stream = stream
-        connections.setblocking(False)  # `recv_fds` ignores flags
         self._connections = connections
         self._loop = IO_LOOP.hold()
         self._clock = monotonic_ns
@@ -182,26 +182,21 @@ class Front:
         """Serves the connections that have come."""
         port = self._port
         assert port is not None, "connections come after the start"
-        while True:
-            try:
-                packet, fds, _, _ = socket.recv_fds(self._connections, _MOST_CONNECTION_BYTES, 1)
-            except BlockingIOError:
-                return
-            if not packet:
-                self._loop.unregister(self._connections.fileno())
-                return
-            if not fds:  # this process has no descriptors left
+        for packet, descriptor in self._connections.receive():
+            if descriptor is None:
                 self._connection_ended()
                 continue
             listener, peer = messages.decode_connection(packet)
             try:
-                accepted = socket.socket(fileno=fds[0])
+                accepted = socket.socket(fileno=descriptor)
                 connection = GrpcConnection(port, wire(accepted, self._tls[listener]), peer)
                 connection.start()
                 if self._draining:
                     connection.drain()
             except OSError:  # the client is gone
                 self._connection_ended()
+        if self._connections.ended:
+            self._loop.unregister(self._connections.fileno())
 
     def _add_model(self, received: ReceivedMessage) -> None:
         fields = codec.decode_json(received.fields)
@@ -519,18 +514,20 @@ def _ignore(request: InferenceRequest, response: InferenceResponse | None, final
     """The responder of a request that the core makes again."""
 
 
+def _ends(packets: int, connections: int, taken: int) -> tuple[MessageStream, ConnectionReceiver]:
+    channel = PacketChannel(socket.socket(fileno=packets), blocking=False)
+    receiver = ConnectionReceiver(socket.socket(fileno=connections), taken)
+    return MessageStream(channel, in_worker=False, trusted=True), receiver
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serves until the core ends, or ends it."""
-    sockets = [socket.socket(fileno=int(each)) for each in arguments]
+    descriptors = list(map(int, arguments))
     # The core says when to end; service managers send signals to all processes of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    streams = [
-        MessageStream(PacketChannel(packets, blocking=False), in_worker=False, trusted=True)
-        for packets in sockets[::2]
-    ]
-    front = Front(streams[0], sockets[1])
-    HttpFront(streams[1], sockets[3], front.over.set)
+    front = Front(*_ends(*descriptors[:3]))
+    HttpFront(*_ends(*descriptors[3:]), front.over.set)
     front.over.wait()
     os._exit(0)
 

@@ -55,6 +55,7 @@ from conch.frontends.grpc.transport.transport_server import (
 )
 from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.http.http_loop import LoopThread
+from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
@@ -79,7 +80,8 @@ class Front:
         name: Its name in the log.
         policy: When it is started again.
         link: The link to its process; None while there is none.
-        http: That for HTTP.
+        connections: Passes connections on to its last process.
+        http: The link for HTTP to its last process.
         process: Its process; None while there is none.
     """
 
@@ -87,6 +89,7 @@ class Front:
         self.name = name
         self.policy = RestartPolicy(longest_wait_ns=_LONGEST_WAIT_NS)
         self.link: FrontLink | None = None
+        self.connections: ConnectionSender[tuple[int, str]] | None = None
         self.http: HttpLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._cpu_before_s = 0.0  # of processes that have ended
@@ -289,7 +292,6 @@ class FrontServer:
         for front in self._by_load():
             link = front.link
             if link is not None and link.serving and link.give(accepted, listener, peer):
-                accepted.close()
                 return True
         return False
 
@@ -308,6 +310,14 @@ class FrontServer:
             self._waiting.popleft()
         if self._stopping:
             self._check_ended()
+
+    def _take_back(self, connections: ConnectionSender[tuple[int, str]]) -> None:
+        """Gives connections that a front had not taken to others; its process has ended."""
+        for accepted, (listener, peer) in connections.take_back():
+            if self._stopping:
+                accepted.close()
+            elif not self._give(listener, accepted, peer):
+                self._waiting.append((listener, accepted, peer))
 
     def _drain(self) -> None:
         for listener in self._bound:
@@ -353,6 +363,8 @@ class FrontServer:
         for front in self._fronts:
             if front.link is not None:
                 front.link.lose("the server stops")
+            if front.connections is not None:
+                self._take_back(front.connections)
         closed.set()
 
     # --- on the thread of the fronts -----------------------------------------------------------------------
@@ -370,6 +382,8 @@ class FrontServer:
         for front in self._fronts:
             if front.process is not None:
                 front.end()
+            if front.http is not None:
+                self.http.take_back(front.http)
 
     def _next(self) -> _Event | None:
         """The next event; starts those fronts meanwhile whose wait is over."""
@@ -395,6 +409,10 @@ class FrontServer:
     def _reap(self, front: Front, reason: str) -> None:
         """Ends the process of a front that was lost, and has it started again."""
         status = front.end()
+        loop, connections, http = self._loop, front.connections, front.http
+        assert loop is not None and connections is not None and http is not None, "it has been started"
+        loop.call_soon(partial(self._take_back, connections))
+        self.http.take_back(http)
         if self._stopping:
             front.policy.close()
             return
@@ -412,23 +430,29 @@ class FrontServer:
         try:
             with ExitStack() as undo, ExitStack() as theirs:
                 ours: list[socket.socket] = []
+                taken: list[int] = []
                 given: list[int] = []
-                for _ in range(4):  # messages and connections, for gRPC and for HTTP
-                    our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                    undo.callback(our_end.close)
-                    theirs.callback(their_end.close)
-                    ours.append(our_end)
-                    given.append(their_end.fileno())
+                for _ in range(2):  # gRPC and HTTP
+                    for _ in range(2):  # messages and connections
+                        our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                        undo.callback(our_end.close)
+                        theirs.callback(their_end.close)
+                        ours.append(our_end)
+                        given.append(their_end.fileno())
+                    taken.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+                    undo.callback(os.close, taken[-1])
+                    given.append(taken[-1])
                 front.process = _start_process(given)
                 undo.pop_all()
         except OSError as error:
             log.error("%s can't be started: %s", front.name, error)
             front.policy.failed(self._clock(), str(error))
             return
+        front.connections = ConnectionSender(ours[1], taken[0])
         link = FrontLink(
             front.name,
             ours[0],
-            ours[1],
+            front.connections,
             self._handlers,
             self._requests,
             self._port.open_calls,
@@ -446,7 +470,7 @@ class FrontServer:
         )
         loop.call_soon(partial(self._connect, front, link, settings))
         on_lost = partial(self._on_http_lost, link)
-        front.http = self.http.connect(ours[2], ours[3], on_lost)
+        front.http = self.http.connect(ours[2], ConnectionSender(ours[3], taken[1]), on_lost)
 
 
 def _start_process(sockets: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -30,7 +30,7 @@ from conch.frontends.http.http_loop import (
     refuse_crowded,
 )
 from conch.frontends.http.http_options import HttpTls
-from conch.fronts.front_messages import send_connection
+from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.http_messages import (
     READ_STEP,
     HttpRecord,
@@ -73,6 +73,7 @@ class HttpFronts:
         self._find_links = find_links
         self._links: set[HttpLink] = set()
         self._ports: dict[int, tuple[PortSettings, Handler]] = {}
+        self._taking: set[int] = set()  # ports that are not being closed
         self._numbers = 0
         self._waiting: deque[tuple[int, socket.socket]] = deque()  # connections that no front takes
         self._on_change: dict[int, Callable[[], None]] = {}
@@ -109,14 +110,18 @@ class HttpFronts:
         return listener
 
     def connect(
-        self, packets: socket.socket, connections: socket.socket, on_lost: Callable[[str], None]
+        self, packets: socket.socket, connections: ConnectionSender[int], on_lost: Callable[[str], None]
     ) -> HttpLink:
-        """Begins the conversation with a front, whose sockets these are."""
+        """Begins the conversation with a front."""
         self.thread.start()
         self._connected = True
         link = HttpLink(self, packets, connections, on_lost)
         self.thread.loop.call_soon_threadsafe(self._start, link)
         return link
+
+    def take_back(self, link: HttpLink) -> None:
+        """Gives connections that a front had not taken to others; its process has ended."""
+        self.thread.loop.call_soon_threadsafe(self._take_back, link)
 
     def close(self) -> None:
         """Ends the conversations with all fronts; blocks."""
@@ -129,6 +134,14 @@ class HttpFronts:
         for link in list(self._links):
             link.lose("the server stops")
 
+    def _take_back(self, link: HttpLink) -> None:
+        link.lose("its process has ended")
+        for accepted, number in link.take_back():
+            if number in self._taking:
+                self.give(number, accepted)
+            else:
+                accepted.close()
+
     def _start(self, link: HttpLink) -> None:
         self._links.add(link)
         link.start()
@@ -140,6 +153,7 @@ class HttpFronts:
         self._numbers += 1
         number = self._numbers
         self._ports[number] = settings, handler
+        self._taking.add(number)
         self._on_change[number] = on_change
         for link in list(self._links):
             link.listen(number, settings)
@@ -147,6 +161,7 @@ class HttpFronts:
 
     def close_port(self, number: int, grace_s: float) -> None:
         """Has all fronts end the connections of a port, to which no more are given."""
+        self._taking.discard(number)
         for each in [each for each in self._waiting if each[0] == number]:
             self._waiting.remove(each)
             each[1].close()
@@ -170,11 +185,7 @@ class HttpFronts:
             self._waiting.append((number, accepted))
 
     def _give(self, number: int, accepted: socket.socket) -> bool:
-        for link in self._find_links():
-            if link.give(number, accepted):
-                accepted.close()
-                return True
-        return False
+        return any(link.give(number, accepted) for link in self._find_links())
 
     def _give_waiting(self) -> None:
         while self._waiting and self._give(*self._waiting[0]):
@@ -293,7 +304,7 @@ class HttpLink:
     Args:
         fronts: The ports.
         packets: The socket of its messages.
-        connections: The socket that its connections are sent on.
+        connections: Passes its connections on, each with the number of its port.
         on_lost: Called once with the reason when it is gone.
 
     Attributes:
@@ -306,7 +317,7 @@ class HttpLink:
         self,
         fronts: HttpFronts,
         packets: socket.socket,
-        connections: socket.socket,
+        connections: ConnectionSender[int],
         on_lost: Callable[[str], None],
     ) -> None:
         self.exchanges: dict[int, RemoteExchange] = {}
@@ -317,7 +328,6 @@ class HttpLink:
         self._on_lost = on_lost
         self._lost = False
         self._connections = connections
-        connections.setblocking(False)
         self._given: Counter[int] = Counter()
         self._ended: Counter[int] = Counter()
         self._unread: Counter[int] = Counter()  # bytes of bodies that the front has not been told are read
@@ -348,11 +358,15 @@ class HttpLink:
 
     def give(self, port: int, accepted: socket.socket) -> bool:
         """Gives a connection to the front; False if it does not take any now."""
-        if not send_connection(self._connections, encode_port(port), accepted):
+        if not self._connections.send(accepted, encode_port(port), port):
             return False
         self._given[port] += 1
         self.connections += 1
         return True
+
+    def take_back(self) -> list[tuple[socket.socket, int]]:
+        """The connections that a lost front has not taken, with the numbers of their ports."""
+        return self._connections.take_back()
 
     def send(self, record: HttpRecord) -> None:
         """Sends a record with the round."""
@@ -411,6 +425,7 @@ class HttpLink:
         self.serving = True
 
     def _count(self, record: HttpRecord) -> None:
+        self._connections.release_taken()
         before = self.connections_of(record.number)
         self._ended[record.number] = min(record.amount, self._given[record.number])
         self.connections += self.connections_of(record.number) - before
@@ -473,4 +488,5 @@ class HttpLink:
     def _tidy(self) -> None:
         if not self._lost:
             self._stream.tidy()
+            self._connections.release_taken()
             self._loop.call_later(_TIDY_S, self._tidy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import threading
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from tests.support.draining import Load
+from tests.support.draining import SERVING, Load
 from tests.support.fronts import front_metrics
 from tests.support.hazards import fronts_of
 from tests.support.http2_peer import FrameType, Http2Peer, call, ping
@@ -148,6 +149,23 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path, placement:
         eventually(lambda: core.num_fds() < descriptors + 8, "its descriptors are closed")
         assert sum(front_metrics(server, "conch_front_restarts_total")) == 5
         assert front_metrics(server, "conch_pending_requests") == [0]
+
+
+def test_connections_that_a_lost_front_has_not_taken_go_to_another(tmp_path: Path) -> None:
+    with (
+        _serving(tmp_path, IN_PROCESS) as server,
+        closing(RawClient(server.address)) as client,
+        closing(http.client.HTTPConnection(server.http_address, timeout=WAIT_S)) as over_http,
+    ):
+        for front in fronts_of(server):
+            front.suspend()
+        live = client.channel.unary_unary(_HEALTH).future(b"", timeout=WAIT_S)
+        over_http.request("GET", "/v2/models/probe")
+        eventually(lambda: sum(front_metrics(server, "conch_front_connections")) == 2, "both are given")
+        for front in fronts_of(server):
+            front.kill()
+        assert live.result() == SERVING
+        assert over_http.getresponse().status == http.HTTPStatus.OK
 
 
 def _sent(client: triton.InferenceServerClient) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import weakref
 from functools import partial
@@ -17,6 +18,7 @@ from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
+from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import CallerFacts, FrontSettings
@@ -47,7 +49,7 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
         link = FrontLink(
             "front 0",
             ours,
-            given,
+            ConnectionSender(given, os.eventfd(0)),
             Handlers({INFER.grpc_method: lambda call, message: None}),
             RequestReader(),
             open_calls,
