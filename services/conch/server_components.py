@@ -114,6 +114,7 @@ def build_components(
             families=families,
             shadows=shadows,
             gpu_memory=gpu_memory,
+            passes_blocks=options.grpc is not None and options.grpc.front_ends > 0,
         )
     except BaseException:
         if gpu_memory is not None:

@@ -60,7 +60,6 @@ from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
 from conch.fronts.http_fronts import HttpFronts, HttpLink
 from conch.observability.metrics.server_metrics import FrontProcess
-from conch.workers.protocol.blocks import Mappings
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 
 log = logging.getLogger(__name__)
@@ -221,7 +220,6 @@ class FrontServer:
         Raises:
             OSError: A front can't be started, or does not serve.
         """
-        Mappings.keeps_descriptors = True  # tensors go from fronts to workers, and back, in their blocks
         loop = self._loop = IO_LOOP.hold()
         self._port.use(loop)
         self._thread.start()
@@ -261,7 +259,6 @@ class FrontServer:
         if loop is None or self._closed:
             return
         self._closed = True
-        Mappings.keeps_descriptors = False
         self._events.put(None)
         self._thread.join()  # it kills what is left
         closed = threading.Event()
