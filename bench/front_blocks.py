@@ -14,7 +14,6 @@ from contextlib import ExitStack
 import numpy as np
 
 from conch.core.tensor import Tensor
-from conch.workers.protocol.blocks import Mappings
 from conch.workers.protocol.channel import Kind, PacketChannel
 from conch.workers.protocol.tensors import BlockTensor, MessageStream, StableTensor
 
@@ -35,8 +34,10 @@ class Way:
     def _pair(stack: ExitStack, worker: bool) -> tuple[MessageStream, MessageStream]:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours, theirs = (
-            MessageStream(PacketChannel(end, blocking=False), in_worker, trusted=not worker)
-            for end, in_worker in zip(ends, (False, worker), strict=True)
+            MessageStream(
+                PacketChannel(end, blocking=False), side, trusted=not worker, passes_blocks=end is ends[0]
+            )
+            for end, side in zip(ends, (False, worker), strict=True)
         )
         for side in (ours, theirs):
             stack.callback(side.close)
@@ -85,7 +86,6 @@ def measure(nbytes: int, passing: bool) -> tuple[float, float]:
 
 def main() -> int:
     """Prints a table."""
-    Mappings.keeps_descriptors = True
     print("| bytes | passed on: all | core | copied: all | core |\n" + "|---:" * 5 + "|")
     for nbytes in SIZES:
         figures = [f"{each:.0f}" for passing in (True, False) for each in measure(nbytes, passing)]

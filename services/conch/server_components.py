@@ -114,6 +114,7 @@ def build_components(
             families=families,
             shadows=shadows,
             gpu_memory=gpu_memory,
+            passes_blocks=server.front_ends > 0,
         )
     except BaseException:
         if gpu_memory is not None:
@@ -181,10 +182,16 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         metrics = MetricsPart(options.metrics, context)
         context = replace(context, metrics=metrics.handler)
         yield metrics
+    transport, fronts = None, []
+    if options.server.front_ends:
+        from conch.parts.fronts_part import FrontsPart  # only servers with fronts import their modules
+
+        part = FrontsPart(options.server.front_ends, options.grpc, context)
+        context = replace(context, http_fronts=part.http)
+        transport, fronts = part.transport(), [part]
     if options.grpc is not None:
-        grpc = GrpcPart(options.grpc, context)
-        context = replace(context, http_fronts=grpc.http_fronts)
-        yield grpc
+        yield GrpcPart(options.grpc, context, transport)
+    yield from fronts  # behind the gRPC port, with which they start
     if options.http is not None:
         yield HttpPart(options.http, context)
     if options.control_port is not None:

@@ -18,6 +18,22 @@ from conch.observability.tracing.trace_options import TraceOptions
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
 
+AUTOMATIC = "auto"
+"""The value of ``--front-ends`` that follows the cores."""
+_CORES_PER_FRONT = 4
+_MOST_AUTOMATIC = 8
+_MOST_FRONT_ENDS = 64
+
+
+def _front_ends(text: str) -> int:
+    if text == AUTOMATIC:
+        from conch.core.process_setup import usable_cores
+
+        return min(usable_cores() // _CORES_PER_FRONT, _MOST_AUTOMATIC)
+    if not text.isdecimal() or not text.isascii() or int(text) > _MOST_FRONT_ENDS:
+        raise FlagError(f"--front-ends must be '{AUTOMATIC}' or from 0 to {_MOST_FRONT_ENDS}, got '{text}'")
+    return int(text)
+
 
 def _capability(text: str) -> float:
     try:
@@ -91,6 +107,7 @@ class ServerOptions:
         drain_delay_s: Seconds of further service after a stop was requested.
         exit_timeout_s: Seconds that open requests may take after the server stops accepting new ones.
         listen_while_loading: Whether to listen before the startup models are loaded.
+        front_ends: Number of front processes; with 0 the connections are the server's own.
         allow_client_shm: Whether clients may register shared memory.
         min_compute_capability: Least compute capability of the GPUs used.
         config_file: The file that settings were read from.
@@ -121,6 +138,15 @@ class ServerOptions:
         BOOL,
         False,
         "answer probes (live, not ready) and requests for loaded models before all startup models are loaded",
+    )
+    front_ends: int = option(
+        "--front-ends",
+        TEXT,
+        "0",
+        "front processes that own the connections of gRPC and HTTP ports for clients: a number, 0 to serve "
+        "them in the server's own process, or auto for a quarter of the cores or of a container's CPU limit, "
+        "at most 8; not with grpcio, where auto is 0",
+        convert=_front_ends,
     )
     allow_client_shm: bool = option(
         "--allow-client-shm",
@@ -177,8 +203,10 @@ class AddOnOptions:
     Attributes:
         keeps_latencies: Whether it reads histograms of latencies.
         keeps_traces: Whether it reads the newest traces.
+        for_clients: Whether its ports are for requests to models.
     """
 
+    for_clients: ClassVar[bool] = False
     keeps_latencies: ClassVar[bool] = False
     keeps_traces: ClassVar[bool] = False
 

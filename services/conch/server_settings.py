@@ -22,6 +22,7 @@ from conch.observability.logging.log_settings import AccessLogOptions, AuditLogO
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.tracing.trace_options import TraceFlags, TraceOptions
 from conch.server_options import (
+    AUTOMATIC,
     AddOnSettings,
     CacheOptions,
     PartOptions,
@@ -155,7 +156,7 @@ def build_options(settings: Settings) -> PartOptions:
     _check_policy(options)
     return replace(
         options,
-        server=replace(server, tracing=tracing),
+        server=replace(server, tracing=tracing, front_ends=_front_ends(options, settings)),
         metrics=_metrics(settings, http, options.http),
         warnings=(*_deprecations(settings), *tracing.warnings),
     )
@@ -180,6 +181,20 @@ def _deprecations(settings: Settings) -> Iterator[str]:
             f"implementation with the provided byte size for its config. Please use '--cache-config' "
             f"instead. The equivalent --cache-config CLI args would be: '--cache-config=local,size={size}'"
         )
+
+
+def _front_ends(options: PartOptions, settings: Settings) -> int:
+    """The number of front processes. Raises FlagError: they would have no connections."""
+    further = any(each.for_clients and each.ports for each in options.add_ons.values())
+    if options.grpc is not None and options.grpc.transport != "own":
+        missing = "--grpc-transport=own"
+    elif options.grpc is not None or options.http is not None or further:
+        return options.server.front_ends
+    else:
+        missing = "a port for clients, such as --allow-grpc or --allow-http"
+    if options.server.front_ends and settings["front-ends"] != AUTOMATIC:
+        raise FlagError(f"--front-ends needs {missing}")
+    return 0
 
 
 def _check_policy(options: PartOptions) -> None:

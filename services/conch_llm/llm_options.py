@@ -57,6 +57,8 @@ class LlmOptions(AddOnOptions):
         keys: Whether clients need an API key.
     """
 
+    for_clients: ClassVar[bool] = True
+
     metrics: LlmMetrics
     routes: OpenAiSettings
     port: HttpOptions | None = None

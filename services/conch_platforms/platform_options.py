@@ -218,6 +218,8 @@ class PlatformOptions(AddOnOptions):
         loads: Whether SageMaker loads models.
     """
 
+    for_clients: ClassVar[bool] = True
+
     http: tuple[HttpOptions, ...]
     loads: bool = False
 

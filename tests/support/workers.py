@@ -54,6 +54,8 @@ _SERVE = (
 class NoCalls:
     """A server that has no other models."""
 
+    passes_blocks = False
+
     def __init__(self) -> None:
         self.waiters: set[Waiter] = set()
 

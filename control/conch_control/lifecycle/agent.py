@@ -85,6 +85,7 @@ class Agent:
         families: CustomFamilies = FAMILIES,
         shadows: Shadows | None = None,
         gpu_memory: GpuMemory | None = None,
+        passes_blocks: bool = False,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -101,7 +102,7 @@ class Agent:
         models = GuardedAgent(
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
-        self.calls = Calls(registry, models)
+        self.calls = Calls(registry, models, passes_blocks)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)

@@ -45,6 +45,7 @@ class ServerKeywords(TypedDict, total=False):
     drain_delay: float | str | None
     exit_timeout_secs: int | str | None
     listen_while_loading: bool | str | None
+    front_ends: str | None
     allow_client_shm: bool | str | None
     min_supported_compute_capability: float | str | None
     config_file: Path | str | None
@@ -57,7 +58,6 @@ class ServerKeywords(TypedDict, total=False):
     grpc_port: int | str | None
     reuse_grpc_port: bool | str | None
     grpc_transport: Literal["own", "grpcio"] | None
-    front_ends: str | None
     grpc_infer_thread_count: int | str | None
     grpc_max_message_bytes: int | str | None
     grpc_max_connections: int | str | None

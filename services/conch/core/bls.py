@@ -80,6 +80,10 @@ class ServerCalls(Protocol):
     def waiters(self) -> set[Waiter]:
         """The instances in worker processes, with what they wait for."""
 
+    @property
+    def passes_blocks(self) -> bool:
+        """Whether tensors of workers may be passed on in their blocks, to front processes."""
+
     def find(self, request: InferenceRequest) -> Servable:
         """Resolves the model of a request. Raises ConchError: there is no such model."""
 
@@ -126,8 +130,11 @@ class Calls:
         facts: Finds what models ask of the server; None without one.
     """
 
-    def __init__(self, registry: Registry, repository: ModelControl | None = None) -> None:
+    def __init__(
+        self, registry: Registry, repository: ModelControl | None = None, passes_blocks: bool = False
+    ) -> None:
         self.waiters: set[Waiter] = set()
+        self.passes_blocks = passes_blocks
         self.facts: FactFinder | None = None
         self._repository = repository
         self._registry = registry

@@ -113,7 +113,8 @@ class FrontLink:
         self._next_tidy: Timer | None = None
         self._given = self._ended = 0  # connections
         self._connections = connections
-        self._stream = MessageStream(PacketChannel(sock, blocking=False), in_worker=False, trusted=True)
+        channel = PacketChannel(sock, blocking=False)
+        self._stream = MessageStream(channel, in_worker=False, trusted=True, passes_blocks=True)
         self._file = self._stream.channel.fileno()
         self._log = WorkerLog(name)
         self._callers: list[CallerFacts] = []

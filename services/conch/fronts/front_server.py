@@ -61,7 +61,6 @@ from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
 from conch.fronts.http_fronts import HttpFronts, HttpLink
 from conch.observability.metrics.server_metrics import FrontProcess
-from conch.workers.protocol.blocks import Mappings
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 
 log = logging.getLogger(__name__)
@@ -142,6 +141,7 @@ class FrontServer:
     """A gRPC server whose connections are its fronts'; see `RpcServer`.
 
     Args:
+        count: Number of fronts.
         options: The port's.
         thread: The event loop of the HTTP ports.
         clock: Monotonic time in nanoseconds.
@@ -150,12 +150,14 @@ class FrontServer:
         http: The HTTP ports, whose connections the same fronts have.
     """
 
-    def __init__(self, options: GrpcOptions, thread: LoopThread, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self, count: int, options: GrpcOptions, thread: LoopThread, clock: Clock = monotonic_ns
+    ) -> None:
         self.http = HttpFronts(thread, self._http_links)
         limits = port_options(options)
         # Each front has its share of what the port may hold; connections are counted here.
         self._port = PortState(limits, clock)
-        self._share = max(limits.most_received_bytes // options.front_ends, 1)
+        self._share = max(limits.most_received_bytes // count, 1)
         self._reuse_port = options.reuse_port
         self._clock = clock
         self._loop: IoLoop | None = None
@@ -163,7 +165,7 @@ class FrontServer:
         self._requests = RequestReader()
         self._tls: list[TlsOptions | None] = []
         self._bound: list[Listener] = []
-        self._fronts = [Front(f"front {number}") for number in range(options.front_ends)]
+        self._fronts = [Front(f"front {number}") for number in range(count)]
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._supervise, name="conch-fronts", daemon=True)
         self._all_serve = threading.Event()
@@ -219,12 +221,13 @@ class FrontServer:
         return bound_port(bound)
 
     def start(self) -> None:
-        """Starts the fronts, and accepts connections once all serve.
+        """Starts the fronts, and accepts connections once all serve; a second call has no effect.
 
         Raises:
             OSError: A front can't be started, or does not serve.
         """
-        Mappings.keeps_descriptors = True  # tensors go from fronts to workers, and back, in their blocks
+        if self._loop is not None:
+            return
         loop = self._loop = IO_LOOP.hold()
         self._port.use(loop)
         self._thread.start()
@@ -264,7 +267,6 @@ class FrontServer:
         if loop is None or self._closed:
             return
         self._closed = True
-        Mappings.keeps_descriptors = False
         self._events.put(None)
         self._thread.join()  # it kills what is left
         closed = threading.Event()

@@ -331,7 +331,8 @@ class HttpLink:
         self._given: Counter[int] = Counter()
         self._ended: Counter[int] = Counter()
         self._unread: Counter[int] = Counter()  # bytes of bodies that the front has not been told are read
-        self._stream = MessageStream(PacketChannel(packets, blocking=False), in_worker=False, trusted=True)
+        channel = PacketChannel(packets, blocking=False)
+        self._stream = MessageStream(channel, in_worker=False, trusted=True, passes_blocks=True)
         self._file = self._stream.channel.fileno()
         self._sender = RecordSender(self._stream, self._loop.call_soon, self._fail)
         self._handle: dict[Record, Callable[[HttpRecord], None]] = {

@@ -17,7 +17,7 @@ from conch.core.request import Reader
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
-from conch.frontends.unread_bytes import LEAST_OF_ONE
+from conch.frontends.unread_bytes import Backlog
 from conch.fronts.front_messages import Answer, CallerFacts
 from conch.workers.protocol.tensors import Payload
 
@@ -233,25 +233,23 @@ class RemoteStream(RemoteCall, Reader):
 
     Flow control: the front says how much of what was written its client has read, or is about to. Models wait
     while more than `_MAX_UNREAD_BYTES` are unread; the front holds as much in turn before it says so.
-    Guarded by the lock: `_unread`, `_held_back`, `_closed`.
+    Guarded by the lock: `_backlog`, `_closed`.
     """
 
     __slots__ = (
         "__weakref__",
+        "_backlog",
         "_closed",
-        "_held_back",
         "_lock",
         "_on_cancel",
         "_on_message",
-        "_unread",
         "on_drain",
     )
 
     def __init__(self, link: CallLink, number: int, facts: CallerFacts, deadline_ns: int | None) -> None:
         RemoteCall.__init__(self, link, number, facts, deadline_ns)
         self._lock = threading.Lock()
-        self._unread = 0
-        self._held_back: list[Callable[[], object]] = []
+        self._backlog = Backlog(link.open_calls.unread, _MAX_UNREAD_BYTES)
         self._closed = False
         self._on_message: Callable[[Buffer | None], None] = _ignore_message
         self._on_cancel: Callable[[], None] | None = None
@@ -274,8 +272,8 @@ class RemoteStream(RemoteCall, Reader):
     def note_read(self, count: int) -> None:
         """Notes that the client has read so many bytes."""
         with self._lock:
-            self._set_unread(max(self._unread - count, 0))
-            read = self._take_read()
+            self._backlog.resize(max(self._backlog.size - count, 0))
+            read = self._backlog.take_ready()
         for work in read:
             work()
 
@@ -294,8 +292,8 @@ class RemoteStream(RemoteCall, Reader):
         """Frees what it has, and breaks reference cycles."""
         with self._lock:
             self.ended = self._closed = True
-            self._set_unread(0)
-            read = self._take_read()
+            self._backlog.resize(0)
+            read = self._backlog.close()
         for work in read:
             work()
         self._on_cancel = None
@@ -330,38 +328,20 @@ class RemoteStream(RemoteCall, Reader):
         with self._lock:
             if self._closed:
                 return
-            self._set_unread(self._unread + len(message))
+            self._backlog.resize(self._backlog.size + len(message))
             self.link.write(self, message)
 
     @property
     def behind(self) -> bool:
         """Whether its client has too much to read."""
-        return self._unread > LEAST_OF_ONE and self._behind()
+        return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:
         """See `Reader.when_read`."""
         with self._lock:
-            waits = self._behind() and not self._closed
-            if waits:
-                self._held_back.append(work)
+            waits = self._backlog.hold_back(work)
         if not waits:
             work()
-
-    def _behind(self) -> bool:
-        return self.link.open_calls.unread.behind(self._unread, _MAX_UNREAD_BYTES)
-
-    def _set_unread(self, size: int) -> None:
-        """Sets what is unread; the caller has the lock."""
-        before, self._unread = self._unread, size
-        if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
-            self.link.open_calls.unread.change(before, size)
-
-    def _take_read(self) -> list[Callable[[], object]]:
-        """Takes what is to be called now that the client has read; the caller has the lock."""
-        read: list[Callable[[], object]] = []
-        if self._held_back and (self._closed or not self._behind()):
-            read, self._held_back = self._held_back, []
-        return read
 
     def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream after all written messages."""
@@ -369,7 +349,7 @@ class RemoteStream(RemoteCall, Reader):
             if self._closed:
                 return
             self._closed = True
-            read = self._take_read()
+            read = self._backlog.close()
         for work in read:
             work()
         answer = Answer(status, details, tuple(trailing or ()), None, None)

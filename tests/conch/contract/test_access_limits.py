@@ -1,4 +1,4 @@
-"""Limits of a principal with many clients at once: connections, streams and protocols share them."""
+"""Limits of a principal with many clients at once: connections, streams, protocols and fronts share them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from tests.support.fronts import front_metrics
 from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, RawClient, eventually, serving, write_probe
 from tritonclient.grpc import service_pb2
@@ -25,12 +27,14 @@ SIZE = 2_000
 POLICY = "".join(
     f'[[principal]]\nname = "{name}"\nkey_file = "{name}"\ninfer = ["*"]\n{limit}\n'
     for name, limit in {
-        "free": "",
+        "free": 'read = ["*"]',
         "rated": f"requests_per_second = {RATE}",
         "sized": f"bytes_per_second = {BYTES}",
         "placed": f"concurrent = {PLACES}",
+        "replaced": "",
     }.items()
 )
+FRONTS = pytest.param(2, marks=pytest.mark.slow, id="fronts")
 EACH = 40
 """Requests of each attacking client."""
 STREAMS = 3
@@ -129,15 +133,29 @@ def attacking(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server with principals that have one limit each; several requests run at a time."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of a server: a policy with principals that have one limit each, their keys, a model."""
     directory = tmp_path_factory.mktemp("limits")
     write_probe(directory / "models", extra="instance_group { count: 8 }")
-    for name in ("free", "rated", "sized", "placed"):
+    for name in ("free", "rated", "sized", "placed", "replaced"):
         (directory / name).write_text(key(name)[1].removeprefix("Bearer "))
     (directory / "access.toml").write_text(POLICY)
-    with serving(directory / "models", flags=[f"--access-policy={directory / 'access.toml'}"]) as server:
+    return directory
+
+
+@pytest.fixture(scope="module", params=[pytest.param(0, id="one_process"), FRONTS])
+def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """The server, with and without front processes; several requests run at a time."""
+    flags = [f"--access-policy={directory / 'access.toml'}"]
+    if request.param:
+        flags.append(f"--front-ends={request.param}")
+    with serving(directory / "models", flags=flags) as server:
         yield server
+
+
+def connections(server: LocalServer) -> list[float]:
+    """The connections of each front."""
+    return front_metrics(server, "conch_front_connections", key("free"))
 
 
 def check_free(server: LocalServer) -> None:
@@ -168,6 +186,7 @@ def test_clients_share_the_places_of_their_principal(server: LocalServer, tmp_pa
     with attacking(server, "placed", 1, {"wait_for": str(go)}) as attack:
         limited = len(SENDERS) - PLACES
         eventually(lambda: attack.outcomes["limited"] == limited, "all others are refused")
+        assert all(connections(server))
         assert list(over_a_stream(server, "placed", 5, {})) == ["limited"] * 5
         check_free(server)
         go.touch()
@@ -184,3 +203,46 @@ def test_clients_share_the_places_of_their_principal(server: LocalServer, tmp_pa
     assert list(over_grpc(server, "placed", 3, {})) == ["limited"] * 3
     go.touch()
     eventually(lambda: list(over_grpc(server, "placed", 1, {})) == ["ok"], "they have ended")
+
+
+@pytest.mark.parametrize("server", [FRONTS], indirect=True)
+def test_a_reload_holds_for_the_connections_of_all_fronts_at_once(
+    server: LocalServer, directory: Path
+) -> None:
+    """Once one connection finds the key replaced, so do all others, of both protocols."""
+    file, credentials = directory / "replaced", key("replaced")
+
+    def grpc_admits(client: RawClient) -> bool:
+        try:
+            client.infer(message(), [credentials])
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            return False
+        return True
+
+    def http_admits(client: httpx.Client) -> bool:
+        answer = client.post("/v2/models/probe/infer", content=body(), headers=dict([credentials]))
+        assert answer.status_code in (200, 401)
+        return answer.status_code == 200
+
+    eventually(lambda: connections(server) == [0, 0], "no client is left")
+    with ExitStack() as stack:
+        raw = [RawClient(server.address, ("grpc.use_local_subchannel_pool", 1)) for _ in range(2)]
+        rest = [httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S) for _ in range(2)]
+        for each in raw:
+            stack.callback(each.close)
+        for client in rest:
+            stack.callback(client.close)
+        calls = [partial(grpc_admits, each) for each in raw]
+        assert all(call() for call in calls)
+        eventually(lambda: connections(server) == [1, 1], "each has one")
+        calls += [partial(http_admits, each) for each in rest]
+        assert all(call() for call in calls)
+        eventually(lambda: connections(server) == [2, 2], "each has two")
+        original = file.read_text()
+        file.write_text("another-key-of-replaced")
+        eventually(lambda: not calls[0](), "the key is replaced")
+        assert not any(call() for call in calls)
+        file.write_text(original)
+        eventually(calls[-1], "the key is back")
+        assert all(call() for call in calls)

@@ -180,7 +180,7 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
     values = np.arange(4, dtype=np.float32)
     write_parts(tmp_path)
     with (
-        _serving(tmp_path, IN_PROCESS) as server,
+        _serving(tmp_path, IN_PROCESS, "--allow-http=false") as server,
         closing(RawClient(server.address)) as reader,
         client_of(server) as other,
     ):

@@ -148,7 +148,7 @@ def _streams(server: ServerProcess, directory: Path, count: int) -> list[_Stream
 def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path) -> None:
     """Those of the other are answered, and the requests of its clients leave no trace in the core."""
     write_probe(tmp_path, extra="instance_group { count: 8 }")
-    with serving_process(tmp_path, flags=["--front-ends=2", IN_PROCESS]) as server:
+    with serving_process(tmp_path, flags=["--front-ends=2", IN_PROCESS, "--allow-grpc=false"]) as server:
         core = psutil.Process(server.process.pid)
         eventually(lambda: front_metrics(server, "conch_front_up") == [1, 1], "both serve")
         descriptors = core.num_fds()
@@ -172,10 +172,11 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path) -> None:
         eventually(lambda: core.num_fds() <= descriptors, "its descriptors are closed")
 
 
-def test_a_stop_lets_requests_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grpc", ["true", "false"])
+def test_a_stop_lets_requests_end(tmp_path: Path, grpc: str) -> None:
     """What has begun is answered, an idle connection ends at once, and the server ends well."""
     write_probe(tmp_path)
-    with serving_process(tmp_path, flags=["--front-ends=2", IN_PROCESS]) as server:
+    with serving_process(tmp_path, flags=["--front-ends=2", IN_PROCESS, f"--allow-grpc={grpc}"]) as server:
         host, port = server.http_address.rsplit(":", 1)
         with ExitStack() as stack:
             idle = stack.enter_context(closing(socket.create_connection((host, int(port)), WAIT_S)))

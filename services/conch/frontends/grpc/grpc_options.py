@@ -24,10 +24,6 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 _CONNECTIONS = "gRPC connections"
 _CLIENT_RATE = 1024
-_AUTOMATIC = "auto"
-_CORES_PER_FRONT = 4
-_MOST_AUTOMATIC = 8
-_MOST_FRONT_ENDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +155,6 @@ def _restrictions(specifications: list[str]) -> Restrictions:
     return parse_restricted_protocols(specifications)
 
 
-def _front_ends(text: str) -> int:
-    if text == _AUTOMATIC:
-        from conch.core.process_setup import usable_cores
-
-        return min(usable_cores() // _CORES_PER_FRONT, _MOST_AUTOMATIC)
-    if not text.isdecimal() or not text.isascii() or int(text) > _MOST_FRONT_ENDS:
-        raise FlagError(f"--front-ends must be 'auto' or from 0 to {_MOST_FRONT_ENDS}, got '{text}'")
-    return int(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
     """Options of the gRPC port.
@@ -178,7 +164,6 @@ class GrpcOptions:
         port: Port to listen on; 0 for any free one.
         reuse_port: Whether other processes may listen on the same port.
         transport: What serves the port: ``own`` or ``grpcio``.
-        front_ends: Number of front processes; with 0 the connections are the server's own.
         pollers: Number of polling threads of grpcio.
         max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
@@ -205,15 +190,6 @@ class GrpcOptions:
         "own",
         "HTTP/2 in conch itself, or grpcio's C core",
         choices=("own", "grpcio"),
-    )
-    front_ends: int = option(
-        "--front-ends",
-        TEXT,
-        "0",
-        "front processes that own the connections of gRPC and HTTP ports for clients: a number, 0 to serve "
-        "them in the server's own process, or auto for a quarter of the cores or of a container's CPU limit, "
-        "at most 8; with gRPC and conch's own transport only, so auto is 0 with grpcio",
-        convert=_front_ends,
     )
     pollers: int = option(
         "--grpc-infer-thread-count",
@@ -295,12 +271,9 @@ class GrpcOptions:
         options = settings.build(cls)
         limits = options.limits
         if options.transport != "own":
-            if settings["front-ends"] == _AUTOMATIC:
-                options = replace(options, front_ends=0)
             for name, given in (
                 ("--grpc-max-received-bytes", limits.received_bytes != 0),
                 ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),
-                ("--front-ends", options.front_ends != 0),
             ):
                 if given:
                     raise FlagError(f"{name} needs --grpc-transport=own")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from conch.core.request import Reader
-from conch.frontends.unread_bytes import UnreadBytes
+from conch.frontends.unread_bytes import Backlog, UnreadBytes
 
 MOST_BYTES = 16 << 20
 """Bytes queued before a queue is behind; fewer if all queues together have too many."""
@@ -71,12 +71,11 @@ class ResponseQueue(Reader, Generic[T]):
 
     def __init__(self, mailbox: Mailbox, most_bytes: int = MOST_BYTES) -> None:
         self._mailbox = mailbox
-        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._items: deque[tuple[T, int]] = deque()
-        self._bytes = self._taken = 0
+        self._backlog = Backlog(mailbox.unread, most_bytes)
+        self._taken = 0
         self._closed = False
-        self._held_back: list[Callable[[], object]] = []
         self._taker: asyncio.Future[None] | None = None  # of the event loop
 
     def put(self, item: T, size: int) -> None:
@@ -87,21 +86,19 @@ class ResponseQueue(Reader, Generic[T]):
             first = not self._items
             self._items.append((item, size))
             if size:
-                self._set_bytes(self._bytes + size)
+                self._backlog.resize(self._backlog.size + size)
         if first:
             self._mailbox.changed(self)
 
     @property
     def behind(self) -> bool:
         """Whether it holds too much."""
-        return self._mailbox.unread.behind(self._bytes, self._most_bytes)
+        return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:
         """See `Reader.when_read`."""
         with self._lock:
-            waits = not self._closed and self.behind
-            if waits:
-                self._held_back.append(work)
+            waits = self._backlog.hold_back(work)
         if not waits:
             work()
 
@@ -118,10 +115,9 @@ class ResponseQueue(Reader, Generic[T]):
             taken: list[T] | None = None
             with self._lock:
                 if self._taken:
-                    self._set_bytes(self._bytes - self._taken)
+                    self._backlog.resize(self._backlog.size - self._taken)
                     self._taken = 0
-                    if self._held_back and not self.behind:
-                        read, self._held_back = self._held_back, []
+                    read = self._backlog.take_ready()
                 taker: asyncio.Future[None] | None = None
                 if self._items:
                     taken = self._take()
@@ -136,10 +132,10 @@ class ResponseQueue(Reader, Generic[T]):
     def _take(self) -> list[T]:
         """Takes what goes into one write; the caller has the lock."""
         items = self._items
-        if self._bytes <= WRITE_BYTES:
+        if self._backlog.size <= WRITE_BYTES:
             taken = [item for item, _ in items]
             items.clear()
-            self._taken = self._bytes
+            self._taken = self._backlog.size
             return taken
         taken = []
         while items and self._taken <= WRITE_BYTES:
@@ -154,8 +150,8 @@ class ResponseQueue(Reader, Generic[T]):
             self._closed = True
             self._items.clear()
             self._taken = 0
-            self._set_bytes(0)
-            read, self._held_back = self._held_back, []
+            self._backlog.resize(0)
+            read = self._backlog.close()
         for work in read:
             work()
         self.wake()
@@ -167,8 +163,3 @@ class ResponseQueue(Reader, Generic[T]):
             self._taker = None
             if not taker.done():  # else its task was cancelled
                 taker.set_result(None)
-
-    def _set_bytes(self, size: int) -> None:
-        """Sets what is queued; the caller has the lock."""
-        self._mailbox.unread.change(self._bytes, size)
-        self._bytes = size

@@ -110,7 +110,7 @@ class WorkerConnection:
         self._notes = ConfigNotes() if notes is None else notes
         self._load_done: Callable[[ConchError | None], None] | None = None  # while the model loads
         self._expected_end = False  # closed or failed to load
-        self.stream = MessageStream(channel, in_worker=False)
+        self.stream = MessageStream(channel, in_worker=False, passes_blocks=calls.passes_blocks)
         self._loss = CrashRecord(name)
         opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)

@@ -52,6 +52,8 @@ class _Reply:
 class ServerClient:
     """Sends calls and queries, and matches replies to them."""
 
+    passes_blocks = False
+
     def __init__(self, stream: MessageStream, reader: HostReader, backup_reader: BackupReader) -> None:
         self._stream = stream
         self._reader = reader

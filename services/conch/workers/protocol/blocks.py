@@ -33,7 +33,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -398,15 +397,12 @@ class Mappings:
     Args:
         writable: Whether this side may write to them, as a worker may; the server checks what workers send.
         on_many: Called when much is to be returned, possibly from a finalizer; must not block.
-
-    Attributes:
-        keeps_descriptors: Whether blocks may be passed on, as by a core that has fronts.
+        keeps_descriptors: Whether blocks may be passed on.
     """
 
-    keeps_descriptors: ClassVar[bool] = False
-
-    def __init__(self, writable: bool, on_many: Callable[[], None]) -> None:
+    def __init__(self, writable: bool, on_many: Callable[[], None], keeps_descriptors: bool = False) -> None:
         self._writable = writable
+        self._keeps_descriptors = keeps_descriptors
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, MappedBlock] = {}
         self._passed: dict[int, Array] = {}
@@ -444,7 +440,7 @@ class Mappings:
         if len(self._maps) >= MOST_MAPPED:
             raise OSError(errno.EMFILE, f"{MOST_MAPPED} blocks are mapped already")
         memory = _map(number, fd, size, self._protection)
-        self._maps[number] = MappedBlock(memory, os.dup(fd) if Mappings.keeps_descriptors else -1)
+        self._maps[number] = MappedBlock(memory, os.dup(fd) if self._keeps_descriptors else -1)
 
     def add_passed(self, number: int, fd: int) -> None:
         """Maps a block of a third process; the caller closes the descriptor.

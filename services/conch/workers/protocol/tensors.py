@@ -752,9 +752,13 @@ _NO_OTHERS: Mapping[int, Array | UnmappedError] = {}
 class MessageStream:
     """Sends and receives messages with tensors. The channel stays the caller's to close.
 
-    Attributes:
+    Args:
+        channel: The channel.
         in_worker: Which end this is.
         trusted: Whether the other side is conch's own code, so that its blocks don't change while lent.
+        passes_blocks: Whether its blocks may be passed on to third processes, as by a core that has fronts.
+
+    Attributes:
         pool: The blocks of this side.
         mappings: The blocks of the other side.
         devices: Transport of tensors on GPUs; None until a GPU is used.
@@ -762,12 +766,14 @@ class MessageStream:
 
     devices: Devices | None = None
 
-    def __init__(self, channel: PacketChannel, in_worker: bool, trusted: bool = False) -> None:
+    def __init__(
+        self, channel: PacketChannel, in_worker: bool, trusted: bool = False, passes_blocks: bool = False
+    ) -> None:
         self.channel = channel
         self.in_worker = in_worker
         self.trusted = trusted
         self.pool = Pool()
-        self.mappings = Mappings(in_worker, self._release_many)
+        self.mappings = Mappings(in_worker, self._release_many, passes_blocks)
         self._layouts: Table[LayoutKey, Description] = Table(_MOST_LAYOUTS)
         self._sent = SentTexts()
         self._numbering = False  # a packet with numbers is being encoded, under the channel's lock

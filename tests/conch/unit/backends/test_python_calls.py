@@ -61,6 +61,8 @@ class TritonPythonModel:
 class Server:
     """A `conch.core.bls.ServerCalls`: no more than what a worker can have of the real one."""
 
+    passes_blocks = False
+
     def __init__(self, answer: Callable[[CoreRequest], object] = lambda request: None) -> None:
         self.answer = answer
         self.waiters: set[Waiter] = set()

@@ -41,6 +41,9 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)
 
 
+NO_PORTS = ["--allow-grpc=false", "--allow-http=false"]
+
+
 @pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate", "--front-ends"])
 def test_settings_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
     build_options(read_flags([f"{flag}=50"], {}))
@@ -59,9 +62,20 @@ def test_automatic_front_processes_follow_the_cores(
     cores: int, fronts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_setup, "usable_cores", lambda: cores)
-    for transport, expected in (("own", fronts), ("grpcio", 0)):
-        options = build_options(read_flags(["--front-ends=auto", f"--grpc-transport={transport}"], {})).grpc
-        assert options is not None and options.front_ends == expected
+    for flags, expected in (
+        (["--grpc-transport=own"], fronts),
+        (["--grpc-transport=grpcio"], 0),
+        (["--grpc-transport=grpcio", "--allow-grpc=false"], fronts),
+        (["--allow-http=false"], fronts),
+        (NO_PORTS, 0),
+        ([*NO_PORTS, "--openai-port=1"], fronts),
+    ):
+        assert build_options(read_flags(["--front-ends=auto", *flags], {})).server.front_ends == expected
+
+
+def test_front_processes_without_ports_are_refused() -> None:
+    with pytest.raises(FlagError, match=r"^--front-ends needs a port for clients, such as --allow-grpc"):
+        build_options(read_flags(["--front-ends=2", *NO_PORTS], {}))
 
 
 @pytest.mark.process

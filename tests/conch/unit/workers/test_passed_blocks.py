@@ -35,13 +35,13 @@ OpenPair = Callable[[bool], tuple[MessageStream, MessageStream]]
 def opened() -> Iterator[OpenPair]:
     """Opens the core's end and the other one of connections to workers (True) and fronts."""
     with ExitStack() as stack:
-        stack.callback(setattr, Mappings, "keeps_descriptors", False)
-        Mappings.keeps_descriptors = True
 
         def pair(worker: bool) -> tuple[MessageStream, MessageStream]:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sides = (
-                MessageStream(PacketChannel(ours, blocking=False), False, trusted=not worker),
+                MessageStream(
+                    PacketChannel(ours, blocking=False), False, trusted=not worker, passes_blocks=True
+                ),
                 MessageStream(PacketChannel(theirs, blocking=False), worker, trusted=not worker),
             )
             for side in sides:

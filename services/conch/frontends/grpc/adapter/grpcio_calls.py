@@ -32,7 +32,7 @@ from conch.frontends.grpc.adapter.batch_operations import (
 from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
-from conch.frontends.unread_bytes import LEAST_OF_ONE
+from conch.frontends.unread_bytes import Backlog
 
 _MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
@@ -291,16 +291,15 @@ class StreamCall(Call, Reader):
     """
 
     __slots__ = (
+        "_backlog",
         "_call",
         "_closing",
         "_finished",
-        "_held_back",
         "_lock",
         "_on_cancel",
         "_open",
         "_outbox",
         "_paused",
-        "_unsent",
         "_writing",
         "on_drain",
         "on_message",
@@ -311,9 +310,8 @@ class StreamCall(Call, Reader):
         self._call = event.call
         self._open = open_calls
         self._lock = threading.Lock()
-        self._held_back: list[Callable[[], object]] = []
+        self._backlog = Backlog(open_calls.unread, _MAX_UNSENT_BYTES)
         self._outbox: deque[bytes] = deque()
-        self._unsent = 0
         self._paused = False
         self._writing = True  # until the headers, which `start` sends, are out
         self._closing: tuple[int, str, Metadata | None] | None = None
@@ -347,7 +345,7 @@ class StreamCall(Call, Reader):
         with self._lock:
             if self._finished:
                 return
-            if self._behind():
+            if self._backlog.behind:
                 self._paused = True
             else:
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
@@ -360,10 +358,10 @@ class StreamCall(Call, Reader):
         with self._lock:
             # No operation is started from here on: the completion queue may be shut down.
             self._finished = True
-            self._set_unsent(self._unsent - sum(map(len, self._outbox)))
+            self._backlog.resize(self._backlog.size - sum(map(len, self._outbox)))
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
-            read = self._take_read()
+            read = self._backlog.close()
         for work in read:
             work()
         # Breaks reference cycles.
@@ -377,7 +375,7 @@ class StreamCall(Call, Reader):
         with self._lock:
             if self._finished or self._closing is not None:
                 return
-            self._set_unsent(self._unsent + len(message))
+            self._backlog.resize(self._backlog.size + len(message))
             if self._writing:
                 self._outbox.append(message)
             else:
@@ -386,34 +384,14 @@ class StreamCall(Call, Reader):
     @property
     def behind(self) -> bool:
         """Whether its client has too much to read."""
-        return self._unsent > LEAST_OF_ONE and self._behind()
+        return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:
         """See `Reader.when_read`."""
         with self._lock:
-            # What other streams free does not count; its own reader's progress does.
-            waits = self._behind() and not self._finished and self._closing is None
-            if waits:
-                self._held_back.append(work)
+            waits = self._backlog.hold_back(work)
         if not waits:
             work()
-
-    def _behind(self) -> bool:
-        """Whether its client has too much to read, alone or together with those of other streams."""
-        return self._open.unread.behind(self._unsent, _MAX_UNSENT_BYTES)
-
-    def _set_unsent(self, size: int) -> None:
-        """Sets what is unsent; the caller has the lock."""
-        before, self._unsent = self._unsent, size
-        if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
-            self._open.unread.change(before, size)
-
-    def _take_read(self) -> list[Callable[[], object]]:
-        """Takes what is to be called now that the client has read; the caller has the lock."""
-        read: list[Callable[[], object]] = []
-        if self._held_back and (self._finished or self._closing is not None or not self._behind()):
-            read, self._held_back = self._held_back, []
-        return read
 
     def close(self, status: int = OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream after all written messages; from any thread."""
@@ -421,7 +399,7 @@ class StreamCall(Call, Reader):
             if self._finished or self._closing is not None:
                 return
             self._closing = (status, details, trailing)
-            read = self._take_read()
+            read = self._backlog.close()
             if not self._writing:
                 self._start_close()
         for work in read:
@@ -439,10 +417,10 @@ class StreamCall(Call, Reader):
 
     def _on_written(self, event: Any, size: int = 0) -> None:
         with self._lock:
-            self._set_unsent(self._unsent - size)
+            self._backlog.resize(self._backlog.size - size)
             if self._finished:
                 return
-            read = self._take_read()
+            read = self._backlog.take_ready()
             self._go_on()
         for work in read:
             work()
@@ -456,7 +434,7 @@ class StreamCall(Call, Reader):
             if self._closing is not None:
                 self._start_close()
                 return
-        if self._paused and not self._behind():
+        if self._paused and not self._backlog.behind:
             self._paused = False
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
 

@@ -36,7 +36,7 @@ from conch.frontends.grpc.transport.metadata import (
     head_with,
     trailers,
 )
-from conch.frontends.unread_bytes import LEAST_OF_ONE
+from conch.frontends.unread_bytes import Backlog
 
 _OK = 0
 _CANCELLED = 1
@@ -413,23 +413,22 @@ class StreamCall(Call, Reader):
     written is taken in any case: the call is the `Reader` of its requests.
 
     Fields of the loop's thread: `_inbox` (messages that wait for `read_next`), `_wanted` (`read_next` was
-    called), `_delivering`. Guarded by the lock: `_outbox`, `_unsent`, `_closing` (the trailers that follow
+    called), `_delivering`. Guarded by the lock: `_outbox`, `_backlog`, `_closing` (the trailers that follow
     the outbox; after them `write` drops messages), `_send_queued`.
     """
 
     __slots__ = (
         "__weakref__",
+        "_backlog",
         "_closing",
         "_compression",
         "_delivering",
-        "_held_back",
         "_inbox",
         "_lock",
         "_on_cancel",
         "_outbox",
         "_send_queued",
         "_started",
-        "_unsent",
         "_wanted",
         "on_drain",
         "on_message",
@@ -441,9 +440,8 @@ class StreamCall(Call, Reader):
         self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
         self._lock = threading.Lock()
-        self._held_back: list[Callable[[], object]] = []
+        self._backlog = Backlog(connection.open_calls.unread, _MAX_UNSENT_BYTES)
         self._outbox: deque[tuple[Buffer, ...]] = deque()
-        self._unsent = 0
         self._send_queued = False
         self._closing: Pairs | None = None
         self._compression: str | None = None
@@ -505,7 +503,7 @@ class StreamCall(Call, Reader):
             return  # the loop below goes on
         self._delivering = True
         try:
-            while self._wanted and self._inbox and not self.ended and not self._behind():
+            while self._wanted and self._inbox and not self.ended and not self._backlog.behind:
                 self._wanted = False
                 message = self._inbox.popleft()
                 if isinstance(message, CompressedMessage):
@@ -543,8 +541,8 @@ class StreamCall(Call, Reader):
         with self._lock:
             self.ended = True
             self._outbox.clear()
-            self._set_unsent(0)
-            read = self._take_read()
+            self._backlog.resize(0)
+            read = self._backlog.close()
         for work in read:
             work()
         self._inbox.clear()
@@ -574,8 +572,8 @@ class StreamCall(Call, Reader):
     def sent(self, left: int) -> None:
         """Notes that of all that the loop has taken, `left` bytes are not sent yet."""
         with self._lock:
-            self._set_unsent(left + sum(_size(part) for parts in self._outbox for part in parts))
-            read = self._take_read()
+            self._backlog.resize(left + sum(_size(part) for parts in self._outbox for part in parts))
+            read = self._backlog.take_ready()
         for work in read:
             work()
         self._deliver()
@@ -616,7 +614,7 @@ class StreamCall(Call, Reader):
         with self._lock:
             if self.ended or self._closing is not None:
                 return
-            self._set_unsent(self._unsent + _size(message) + PREFIX_BYTES)
+            self._backlog.resize(self._backlog.size + _size(message) + PREFIX_BYTES)
             self._outbox.append(parts)
         self._queue_send()
 
@@ -629,34 +627,14 @@ class StreamCall(Call, Reader):
     @property
     def behind(self) -> bool:
         """Whether its client has too much to read."""
-        return self._unsent > LEAST_OF_ONE and self._behind()
+        return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:
         """See `Reader.when_read`."""
         with self._lock:
-            # What other streams free does not count; its own reader's progress does.
-            waits = self._behind() and not self.ended and self._closing is None
-            if waits:
-                self._held_back.append(work)
+            waits = self._backlog.hold_back(work)
         if not waits:
             work()
-
-    def _behind(self) -> bool:
-        """Whether its client has too much to read, alone or together with those of other streams."""
-        return self.connection.open_calls.unread.behind(self._unsent, _MAX_UNSENT_BYTES)
-
-    def _set_unsent(self, size: int) -> None:
-        """Sets what is unsent; the caller has the lock."""
-        before, self._unsent = self._unsent, size
-        if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
-            self.connection.open_calls.unread.change(before, size)
-
-    def _take_read(self) -> list[Callable[[], object]]:
-        """Takes what is to be called now that the client has read; the caller has the lock."""
-        read: list[Callable[[], object]] = []
-        if self._held_back and (self.ended or self._closing is not None or not self._behind()):
-            read, self._held_back = self._held_back, []
-        return read
 
     def close(self, status: int = _OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream after all written messages."""
@@ -664,7 +642,7 @@ class StreamCall(Call, Reader):
             if self.ended or self._closing is not None:
                 return
             self._closing = trailers(status, details, trailing)
-            read = self._take_read()
+            read = self._backlog.close()
         for work in read:
             work()
         self._queue_send()
