@@ -19,7 +19,8 @@ from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parameters
 from conch.fronts.front_messages import CALL_BITS
 from conch.fronts.remote_calls import RemoteUnary
-from conch.workers.protocol.channel import MOST_INLINE, WireError
+from conch.fronts.response_sender import Pack, PackedResponse
+from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.codec import (
     NO_DEADLINE,
     SEQUENCE_END,
@@ -28,7 +29,7 @@ from conch.workers.protocol.codec import (
     Row,
     decode_requests,
 )
-from conch.workers.protocol.tensors import Payload, ReceivedMessage, UnreachableError
+from conch.workers.protocol.tensors import ReceivedMessage, UnreachableError
 
 
 class DecodedRequest:
@@ -170,37 +171,23 @@ class FrontEncoder(ResponseEncoder):
             return super().message(request, response)
         if response.parameters:
             encode_parameters(response.parameters, request.model_name)  # raises here what it would there
-        outputs = response.outputs
-        if sum(tensor.nbytes for tensor in outputs) > MOST_INLINE:
-            return UnencodedResponse(self, request, response, call.link.pack(outputs))
-        kept = InferenceResponse(list(map(_kept, outputs)), None, response.parameters)
-        return UnencodedResponse(self, request, kept, None)
+        return UnencodedResponse(self, request, response, call.link.pack)
 
     def encoded(self, request: InferenceRequest, response: InferenceResponse) -> bytes:
         """The message, in any case."""
         return super().message(request, response)
 
 
-class UnencodedResponse:
-    """A response in place of its message; it is sent once the model may write to its arrays again.
+class UnencodedResponse(PackedResponse):
+    """A response in place of its message."""
 
-    Attributes:
-        payload: The outputs, if they travel in a block; a call that does not send it discards it.
-    """
-
-    __slots__ = ("_encoder", "payload", "request", "response")
+    __slots__ = ("_encoder",)
 
     def __init__(
-        self,
-        encoder: FrontEncoder,
-        request: InferenceRequest,
-        response: InferenceResponse,
-        payload: Payload | None,
+        self, encoder: FrontEncoder, request: InferenceRequest, response: InferenceResponse, pack: Pack
     ) -> None:
-        self.payload = payload
+        PackedResponse.__init__(self, request, response, pack)
         self._encoder = encoder
-        self.request = request
-        self.response = response
 
     def __len__(self) -> int:
         """The length of the message, for the log."""
@@ -209,13 +196,6 @@ class UnencodedResponse:
     def encode(self) -> bytes:
         """The message, for answers with more than that."""
         return self._encoder.encoded(self.request, self.response)
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    """A tensor that its model can't change."""
-    if tensor.has_data and type(tensor.data) is bytes:
-        return tensor
-    return tensor.detached(tensor.name)
 
 
 def _size(part: Buffer) -> int:
