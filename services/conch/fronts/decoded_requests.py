@@ -1,7 +1,7 @@
-"""Requests that fronts have decoded, and their responses, as the handlers of ModelInfer see them.
+"""Requests that fronts have decoded, and their responses, as handlers see them.
 
-`FrontDecoder` takes the place of the port's decoder, and `FrontEncoder` that of its encoder. All else is the
-same for all requests: admission, access policy, log, models that are loaded on demand.
+With gRPC `FrontDecoder` takes the place of the port's decoder, and `FrontEncoder` that of its encoder. All
+else is the same for all requests: admission, access policy, log, models that are loaded on demand.
 
 Threads and locks: any thread; tables as in `recognition`.
 """
@@ -18,10 +18,11 @@ from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parameters
 from conch.fronts.front_messages import CALL_BITS
+from conch.fronts.packed_responses import Pack, PackedResponse
 from conch.fronts.remote_calls import RemoteUnary
-from conch.fronts.response_sender import Pack, PackedResponse
 from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.codec import (
+    BINARY_OUTPUTS,
     NO_DEADLINE,
     SEQUENCE_END,
     SEQUENCE_START,
@@ -57,6 +58,11 @@ class DecodedRequest:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def binary(self) -> bool:
+        """Whether all outputs of an HTTP request are to be sent as binary."""
+        return self.row[4] & BINARY_OUTPUTS != 0
+
     def request(self, responder: Responder) -> InferenceRequest:
         """Makes the request.
 
@@ -81,7 +87,7 @@ class DecodedRequest:
             request.parameters = None if options.parameters is None else dict(options.parameters)
             request.priority, request.timeout_us = options.priority, options.timeout_us
             request.correlation_id = options.correlation_id
-        if row[4]:
+        if row[4] & ~BINARY_OUTPUTS:
             request.sequence_start = row[4] & SEQUENCE_START != 0
             request.sequence_end = row[4] & SEQUENCE_END != 0
         return request

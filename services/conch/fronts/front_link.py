@@ -25,8 +25,8 @@ from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
 from conch.fronts.front_messages import Answer, CallerFacts, FrontSettings
+from conch.fronts.packed_responses import ResponseSender
 from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, RemoteUnary
-from conch.fronts.response_sender import ResponseSender
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_to_json
@@ -339,7 +339,7 @@ class FrontLink:
     def flush(self) -> None:
         """Sends the responses of the round."""
         try:
-            self._responses.flush(self._sent, self._fail)
+            self._responses.flush(self._fail, self._sent)
         except (ChannelClosedError, OSError) as error:
             self.lose(str(error))
 

@@ -42,7 +42,7 @@ from conch.frontends.thread_pool import ThreadPool
 from conch.fronts import front_messages as messages
 from conch.fronts.front_http import HttpFront
 from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
-from conch.fronts.request_sender import RequestSender, ResponseReader
+from conch.fronts.queued_requests import RequestSender, ResponseReader
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_from_json

@@ -90,12 +90,14 @@ class ResponseSender:
             for _, message in answers:
                 self.discard(message, closed=False)
 
-    def flush(self, sent: Callable[[int], object], fail: Callable[[int, ConchError], None]) -> None:
+    def flush(
+        self, fail: Callable[[int, ConchError], None], sent: Callable[[int], object] = lambda number: None
+    ) -> None:
         """Sends the responses of the round.
 
         Args:
-            sent: Called with the number of each call whose response is sent.
             fail: Called with the number of a call whose response can't be sent, and the error.
+            sent: Called with the number of each call whose response is sent.
 
         Raises:
             ChannelClosedError, OSError: The front can't be reached.
@@ -119,7 +121,7 @@ class ResponseSender:
                     raise
                 except Exception:  # boundary: outputs that models have made
                     for number, message in group:
-                        self._send_alone(model, number, message, sent, fail)
+                        self._send_alone(model, number, message, fail, sent)
 
     def _send(
         self, model: int, answers: Sequence[tuple[int, PackedResponse]], payload: Payload | None = None
@@ -139,8 +141,8 @@ class ResponseSender:
         model: int,
         number: int,
         message: PackedResponse,
-        sent: Callable[[int], object],
         fail: Callable[[int, ConchError], None],
+        sent: Callable[[int], object],
     ) -> None:
         """Sends a response of a round of which one could not be sent."""
         self.discard(message, closed=False)  # of one in a block that was not sent
