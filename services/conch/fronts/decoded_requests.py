@@ -1,7 +1,7 @@
-"""Requests that fronts have decoded, and their responses, as the handlers of ModelInfer see them.
+"""Requests that fronts have decoded, and their responses, as handlers see them.
 
-`FrontDecoder` takes the place of the port's decoder, and `FrontEncoder` that of its encoder. All else is the
-same for all requests: admission, access policy, log, models that are loaded on demand.
+With gRPC `FrontDecoder` takes the place of the port's decoder, and `FrontEncoder` that of its encoder. All
+else is the same for all requests: admission, access policy, log, models that are loaded on demand.
 
 Threads and locks: any thread; tables as in `recognition`.
 """
@@ -18,9 +18,11 @@ from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parameters
 from conch.fronts.front_messages import CALL_BITS
+from conch.fronts.packed_responses import Pack, PackedResponse
 from conch.fronts.remote_calls import RemoteUnary
-from conch.workers.protocol.channel import MOST_INLINE, WireError
+from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.codec import (
+    BINARY_OUTPUTS,
     NO_DEADLINE,
     SEQUENCE_END,
     SEQUENCE_START,
@@ -28,7 +30,7 @@ from conch.workers.protocol.codec import (
     Row,
     decode_requests,
 )
-from conch.workers.protocol.tensors import Payload, ReceivedMessage, UnreachableError
+from conch.workers.protocol.tensors import ReceivedMessage, UnreachableError
 
 
 class DecodedRequest:
@@ -56,6 +58,11 @@ class DecodedRequest:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def binary(self) -> bool:
+        """Whether all outputs of an HTTP request are to be sent as binary."""
+        return self.row[4] & BINARY_OUTPUTS != 0
+
     def request(self, responder: Responder) -> InferenceRequest:
         """Makes the request.
 
@@ -80,7 +87,7 @@ class DecodedRequest:
             request.parameters = None if options.parameters is None else dict(options.parameters)
             request.priority, request.timeout_us = options.priority, options.timeout_us
             request.correlation_id = options.correlation_id
-        if row[4]:
+        if row[4] & ~BINARY_OUTPUTS:
             request.sequence_start = row[4] & SEQUENCE_START != 0
             request.sequence_end = row[4] & SEQUENCE_END != 0
         return request
@@ -170,37 +177,23 @@ class FrontEncoder(ResponseEncoder):
             return super().message(request, response)
         if response.parameters:
             encode_parameters(response.parameters, request.model_name)  # raises here what it would there
-        outputs = response.outputs
-        if sum(tensor.nbytes for tensor in outputs) > MOST_INLINE:
-            return UnencodedResponse(self, request, response, call.link.pack(outputs))
-        kept = InferenceResponse(list(map(_kept, outputs)), None, response.parameters)
-        return UnencodedResponse(self, request, kept, None)
+        return UnencodedResponse(self, request, response, call.link.pack)
 
     def encoded(self, request: InferenceRequest, response: InferenceResponse) -> bytes:
         """The message, in any case."""
         return super().message(request, response)
 
 
-class UnencodedResponse:
-    """A response in place of its message; it is sent once the model may write to its arrays again.
+class UnencodedResponse(PackedResponse):
+    """A response in place of its message."""
 
-    Attributes:
-        payload: The outputs, if they travel in a block; a call that does not send it discards it.
-    """
-
-    __slots__ = ("_encoder", "payload", "request", "response")
+    __slots__ = ("_encoder",)
 
     def __init__(
-        self,
-        encoder: FrontEncoder,
-        request: InferenceRequest,
-        response: InferenceResponse,
-        payload: Payload | None,
+        self, encoder: FrontEncoder, request: InferenceRequest, response: InferenceResponse, pack: Pack
     ) -> None:
-        self.payload = payload
+        PackedResponse.__init__(self, request, response, pack)
         self._encoder = encoder
-        self.request = request
-        self.response = response
 
     def __len__(self) -> int:
         """The length of the message, for the log."""
@@ -209,13 +202,6 @@ class UnencodedResponse:
     def encode(self) -> bytes:
         """The message, for answers with more than that."""
         return self._encoder.encoded(self.request, self.response)
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    """A tensor that its model can't change."""
-    if tensor.has_data and type(tensor.data) is bytes:
-        return tensor
-    return tensor.detached(tensor.name)
 
 
 def _size(part: Buffer) -> int:

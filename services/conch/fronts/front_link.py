@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, without_traceback
+from conch.core.errors import ConchError
 from conch.core.io_loop import IoLoop, Timer
-from conch.core.response_errors import unsendable
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
@@ -27,11 +26,12 @@ from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
 from conch.fronts.front_messages import Answer, CallerFacts, FrontSettings
+from conch.fronts.packed_responses import ResponseSender
 from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, RemoteUnary
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import BlockTensor, MessageStream, Payload, ReceivedMessage
+from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
 from conch.workers.protocol.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,7 @@ class FrontLink:
         self._log = WorkerLog(name)
         self._callers: list[CallerFacts] = []
         self._requests = requests
-        self._models: dict[tuple[str, str], int] = {}
-        self._ready: dict[tuple[str, str], list[tuple[RemoteUnary, UnencodedResponse]]] = {}
+        self._responses = ResponseSender(self._stream)
         self._handle: dict[Kind, Callable[[ReceivedMessage], None]] = {
             Kind.HELLO: self._greeted,
             Kind.CALLERS: self._add_callers,
@@ -182,10 +181,7 @@ class FrontLink:
         self._stream.channel.close()
         self._connections.close()
         calls, self.calls = self.calls, {}
-        for answers in self._ready.values():
-            for _, message in answers:
-                self.discard(message)
-        self._ready.clear()
+        self._responses.close()
         for call in calls.values():
             self._guarded(call, call.cancelled)
         self._stream.close()
@@ -324,14 +320,12 @@ class FrontLink:
 
     def pack(self, outputs: Sequence[Tensor]) -> Payload:
         """See `CallLink`."""
-        return self._stream.pack([outputs], passing=BlockTensor)
+        return self._responses.pack(outputs)
 
     def discard(self, message: Any) -> None:
         """See `CallLink`."""
-        if type(message) is UnencodedResponse and message.payload is not None:
-            self._stream.discard(message.payload)
-            if self._lost:
-                self._stream.pool.close()  # the block may have been taken after the end
+        if type(message) is UnencodedResponse:
+            self._responses.discard(message, self._lost)
 
     def answer(self, call: RemoteUnary, message: Any) -> None:
         """See `CallLink`."""
@@ -341,68 +335,23 @@ class FrontLink:
         if type(message) is not UnencodedResponse:
             self.end(call, Answer(0, "", (), None, message))
             return
-        model = message.request.model
-        assert model is not None, "only a request that has been submitted is answered"
-        key = model.spec.name, model.version_text
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._ready[key] = []
+        if self._responses.add(call.number, message):
             self.loop.flush_later(self)
-        ready.append((call, message))
 
     def flush(self) -> None:
         """Sends the responses of the round."""
-        ready, self._ready = self._ready, {}
-        for key, answers in ready.items():
-            model = self._models.get(key)
-            if model is None:
-                model = self._models[key] = len(self._models)
-                self._send(Kind.MODEL, model, codec.encode_json({"name": key[0], "version": key[1]}))
-            large = [answer for answer in answers if answer[1].payload is not None]
-            try:
-                for answer in large:
-                    self._respond(model, [answer], answer[1].payload)
-                if small := [answer for answer in answers if answer[1].payload is None]:
-                    self._respond(model, small)
-            except (ChannelClosedError, OSError) as error:
-                self.lose(str(error))
-                return
-            except Exception:  # boundary: outputs that models have made
-                for answer in answers:
-                    if answer[0].number in self.calls:
-                        self._respond_alone(model, answer)
-
-    def _respond(
-        self,
-        model: int,
-        answers: Sequence[tuple[RemoteUnary, UnencodedResponse]],
-        payload: Payload | None = None,
-    ) -> None:
-        responses = [answer.response for _, answer in answers]
-        texts = [codec.text_of(response) for response in responses]
-        if payload is None:
-            payload = self._stream.pack([response.outputs for response in responses])
-        has_texts = any(texts)
-        numbers = [call.number for call, _ in answers]
-        flags = bytes([codec.PRESENT | codec.FINAL]) * len(answers)
-        fields = codec.encode_responses(len(answers), flags, has_texts, numbers=numbers)
-        self._stream.send(Kind.RESPONSES, model, fields, payload, texts if has_texts else ())
-        for number in numbers:
-            self.calls.pop(number, None)
-
-    def _respond_alone(self, model: int, answer: tuple[RemoteUnary, UnencodedResponse]) -> None:
-        """Sends a response of a round of which one could not be sent."""
-        call, message = answer
-        self.discard(message)  # of one in a block that was not sent
         try:
-            self._respond(model, [answer])
-        except ConchError as error:
-            self._fail(call, without_traceback(error))
-        except Exception as error:  # boundary: outputs that models have made
-            self._fail(call, unsendable(message.request.model_name, message.response, error))
+            self._responses.flush(self._fail, self._sent)
+        except (ChannelClosedError, OSError) as error:
+            self.lose(str(error))
 
-    def _fail(self, call: RemoteUnary, error: ConchError) -> None:
-        self.end(call, Answer(error.grpc_status, error.message, (), None, None))
+    def _sent(self, number: int) -> None:
+        self.calls.pop(number, None)
+
+    def _fail(self, number: int, error: ConchError) -> None:
+        if self.calls.pop(number, None) is not None:
+            answer = Answer(error.grpc_status, error.message, (), None, None)
+            self._send(Kind.ANSWER, number, messages.encode_answer(answer))
 
     def end(self, call: RemoteCall, answer: Answer) -> None:
         """See `CallLink`."""

@@ -22,8 +22,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
@@ -31,7 +30,7 @@ from conch.core.io_loop import IO_LOOP
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
-from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
@@ -45,6 +44,7 @@ from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.front_http import HttpFront
 from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
+from conch.fronts.queued_requests import RequestSender, ResponseReader
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_from_json
@@ -59,19 +59,7 @@ _STATE_NS = 500_000_000
 _TIDY_NS = 10_000_000_000
 _READ_STEP = 1 << 20
 """A front reports a stream's answers as read after so many bytes."""
-_ANY_SIZE, _NO_SIZE = -1, -2
 _CALL_MASK = (1 << CALL_BITS) - 1
-
-
-class _Spec(NamedTuple):
-    name: str
-
-
-class _Model(NamedTuple):
-    """The version that has answered, as the encoder sees it."""
-
-    spec: _Spec
-    version_text: str
 
 
 class _Port(PortState):
@@ -112,7 +100,6 @@ class Front:
         self._clock = monotonic_ns
         self._decode = RequestDecoder()
         self._encoder = ResponseEncoder()
-        self._sizes: Table[object, tuple[int, ...]] = Table()
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-front-decode")
         self._numbers = itertools.count()
         self._admitted: dict[UnaryRpc, int] = {}  # calls that the core checks, until their messages come
@@ -121,18 +108,18 @@ class Front:
         # The metadata is kept, so that no other has its identity.
         self._by_metadata: Table[tuple[str, int], tuple[int, Metadata]] = Table(MOST_CALLERS)
         self._new_callers: list[CallerFacts] = []
-        self._requests: dict[tuple[str, str], list[tuple[InferenceRequest, UnaryRpc, int, Buffer]]] = {}
+        self._requests = RequestSender(stream, self._send_raw)
+        self._responses = ResponseReader()
         self._calls: dict[int, tuple[UnaryRpc, InferenceRequest | None]] = {}
         self._streams: dict[int, _Stream] = {}
-        self._models: dict[int, _Model] = {}
         self._ended = 0
         self._draining = False
         self._tls: list[Any] = []
         self._port: _Port | None = None
         self._handle = {
             Kind.START: self._start,
-            Kind.MODEL: self._add_model,
-            Kind.RESPONSES: self._responses,
+            Kind.MODEL: self._responses.add_model,
+            Kind.RESPONSES: self._answer_decoded,
             Kind.ANSWER: self._answer,
             Kind.BEGIN: self._begin,
             Kind.MESSAGE: self._message,
@@ -198,19 +185,11 @@ class Front:
         if self._connections.ended:
             self._loop.unregister(self._connections.fileno())
 
-    def _add_model(self, received: ReceivedMessage) -> None:
-        fields = codec.decode_json(received.fields)
-        self._models[received.subject] = _Model(_Spec(fields["name"]), fields["version"])
-
-    def _responses(self, received: ReceivedMessage) -> None:
-        columns = codec.decode_responses(received)
-        model: Any = self._models[received.subject]
-        assert columns.numbers is not None, "the message is a frame"
-        for number, response in zip(columns.numbers, columns.responses, strict=True):
+    def _answer_decoded(self, received: ReceivedMessage) -> None:
+        for number, model, response in self._responses.read(received):
             call, request = self._calls.pop(number, (None, None))
             if call is None or request is None:
                 continue  # it was cancelled
-            assert response is not None, "errors are answers"
             if response.error is not None:
                 call.abort(response.error.grpc_status, response.error.message)
                 continue
@@ -318,7 +297,7 @@ class Front:
             request = self._decode(message, _ignore, now_ns)
         except ConchError:
             request = None  # the core finds the error again
-        if request is None or not self._travels(request):
+        if request is None or not self._requests.travels(request):
             work = partial(self._open, INFER.grpc_method, call, message)
         else:
             work = partial(self._queue, request, call, message)
@@ -327,26 +306,6 @@ class Front:
         else:
             self._loop.call_soon(work)
 
-    def _travels(self, request: InferenceRequest) -> bool:
-        """Whether the message of a round can have the request.
-
-        The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
-        get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
-        lengths of strings, so many strings go as they came: a thread of the core decodes them.
-        """
-        if request.classes or request.region_bindings is not None:
-            return False
-        template = request.signature
-        sizes = self._sizes.get(template)
-        if sizes is None:
-            sizes = tuple(map(_expected_size, request.inputs.values()))
-            if template is not None:
-                self._sizes.keep(template, sizes)
-        for tensor, size in zip(request.inputs.values(), sizes, strict=True):
-            if size not in (tensor.nbytes, _ANY_SIZE) or (size == _ANY_SIZE and tensor.nbytes >= LONG_BYTES):
-                return False
-        return True
-
     def _queue(self, request: InferenceRequest, call: UnaryRpc, message: Buffer) -> None:
         number = self._number(INFER.grpc_method, call)
         if number is None:
@@ -354,57 +313,23 @@ class Front:
         request.deadline_ns = call.deadline_ns(request.received_ns)
         request.batch_size = len(message)
         self._calls[number] = call, request
-        caller = self._caller(call)
-        key = request.model_name, request.model_version
-        requests = self._requests.get(key)
-        if requests is None:
-            requests = self._requests[key] = []
+        if self._requests.add(request, self._caller(call), number, call, message):
             self._loop.flush_later(self)
-        requests.append((request, call, caller << CALL_BITS | number, message))
         call.watch(self._cancel, number)
 
     def flush(self) -> None:
         """Sends the requests of the round."""
-        queued, self._requests = self._requests, {}
         if self._new_callers:
             self._send_callers()
-        for model, requests in queued.items():
-            try:
-                self._send_requests(model, requests)
-            except ChannelClosedError:
-                self.over.set()
-                return
-            except (WireError, ConchError, OSError, ValueError):
-                for each in requests:
-                    self._send_alone(model, each)
-
-    def _send_requests(
-        self, model: tuple[str, str], queued: Sequence[tuple[InferenceRequest, UnaryRpc, int, Buffer]]
-    ) -> None:
-        requests = [each[0] for each in queued]
-        # Workers of a model can read the whole block, so it never has the tensors of another one.
-        payload = self._stream.pack([request.inputs.values() for request in requests], owner=model)
         try:
-            fields, texts = codec.encode_requests(requests, numbers=[each[2] for each in queued], model=model)
-        except BaseException:
-            self._stream.discard(payload)
-            raise
-        self._stream.send(Kind.EXECUTE, 0, fields, payload, texts)
-        for request in requests:
-            request.inputs = {}  # views of the client's message
-
-    def _send_alone(
-        self, model: tuple[str, str], queued: tuple[InferenceRequest, UnaryRpc, int, Buffer]
-    ) -> None:
-        """Sends a request of a round of which one could not be packed."""
-        try:
-            self._send_requests(model, [queued])
+            self._requests.flush()
         except ChannelClosedError:
             self.over.set()
-        except (WireError, ConchError, OSError, ValueError):
-            _, call, number, message = queued
-            if self._calls.get(number & _CALL_MASK, (None, None))[0] is call:
-                self._send_open(number & _CALL_MASK, Kind.OPEN, INFER.grpc_method, call, message)
+
+    def _send_raw(self, number: int, call: UnaryRpc, message: Buffer) -> None:
+        """Passes a request on as it came, which can't be packed."""
+        if self._calls.get(number, (None, None))[0] is call:
+            self._send_open(number, Kind.OPEN, INFER.grpc_method, call, message)
 
     def _open(self, method: str, call: UnaryRpc, message: Buffer) -> None:
         """Passes a call on as it came."""
@@ -497,17 +422,6 @@ class _Acceptor:
     def on_ready(self, events: int) -> None:
         """Serves the connections that have come."""
         self._front.accept()
-
-
-def _expected_size(tensor: Tensor) -> int:
-    """The bytes of a tensor of its shape; `_ANY_SIZE` for strings, `_NO_SIZE` if it is malformed."""
-    if any(dim < 0 for dim in tensor.shape):
-        return _NO_SIZE
-    if tensor.datatype == "BYTES":
-        return _ANY_SIZE
-    if tensor.datatype not in ELEMENT_SIZES:
-        return _NO_SIZE
-    return prod(tensor.shape) * ELEMENT_SIZES[tensor.datatype]
 
 
 def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from conch.core.errors import ConchError
+from conch.core.tensor import Tensor
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import (
@@ -30,8 +32,12 @@ from conch.frontends.http.http_loop import (
     refuse_crowded,
 )
 from conch.frontends.http.http_options import HttpTls
+from conch.frontends.http.infer.infer_response import failure
 from conch.fronts.connection_passing import ConnectionSender
+from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.http_messages import (
+    MOST_HEADS,
+    OPENED,
     READ_STEP,
     HttpRecord,
     PortSettings,
@@ -40,12 +46,14 @@ from conch.fronts.http_messages import (
     decode_head,
     decode_records,
     encode_port,
+    whole_response,
 )
-from conch.fronts.remote_exchanges import RemoteExchange
+from conch.fronts.packed_responses import PackedResponse, ResponseSender
+from conch.fronts.remote_exchanges import ReceivedHead, RemoteExchange
 from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, PacketChannel, WireError
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import MessageStream
+from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +72,7 @@ class HttpFronts:
         find_links: Finds the fronts that take connections, the one with the fewest open calls first.
 
     Attributes:
+        requests: Reads decoded requests; all fronts have the same, so that equal requests stay known.
         open: Number of ports that are not closed.
         tasks: Tasks of handlers, and the ports of their exchanges.
     """
@@ -78,6 +87,7 @@ class HttpFronts:
         self._waiting: deque[tuple[int, socket.socket]] = deque()  # connections that no front takes
         self._on_change: dict[int, Callable[[], None]] = {}
         self._connected = False
+        self.requests = RequestReader()
         self.open = 0
         self.tasks: dict[asyncio.Task[None], int] = {}
 
@@ -92,8 +102,9 @@ class HttpFronts:
         reuse_port: bool,
         idle_s: float,
         most_connections: int,
+        infer_bytes: int | None,
     ) -> FrontListener:
-        """Serves HTTP on an address; see `LoopThread.listen`.
+        """Serves HTTP on an address; see `LoopThread.listen` and `PortSettings`.
 
         Raises:
             UnavailableError: The address or TLS can't be used.
@@ -104,7 +115,8 @@ class HttpFronts:
         self.thread.start()
         with ExitStack() as undo:
             undo.callback(bound.close)
-            listener = FrontListener(self, handler, bound, PortSettings(tls, idle_s, most_connections))
+            settings = PortSettings(tls, idle_s, most_connections, infer_bytes)
+            listener = FrontListener(self, handler, bound, settings)
             self.thread.run(listener.start()).result()
             undo.pop_all()
         return listener
@@ -335,9 +347,12 @@ class HttpLink:
         self._stream = MessageStream(channel, in_worker=False, trusted=True, passes_blocks=True)
         self._file = self._stream.channel.fileno()
         self._sender = RecordSender(self._stream, self._loop.call_soon, self._fail)
+        self._responses = ResponseSender(self._stream)
+        self._heads: list[ReceivedHead] = []
         self._handle: dict[Record, Callable[[HttpRecord], None]] = {
             Record.SERVING: self._served,
             Record.CONNS: self._count,
+            Record.HEAD: self._add_head,
             Record.OPEN: self._open,
             Record.BODY: self._body,
             Record.GONE: self._gone,
@@ -379,6 +394,28 @@ class HttpLink:
         assert isinstance(exchange, RemoteExchange), "exchanges of this link are its own"
         self._fronts.run(exchange, exchange.port, work)
 
+    def pack(self, outputs: Sequence[Tensor]) -> Payload:
+        """See `ExchangeLink`."""
+        return self._responses.pack(outputs)
+
+    def discard(self, message: PackedResponse) -> None:
+        """See `ExchangeLink`."""
+        self._responses.discard(message, self._lost)
+
+    def answer(self, number: int, message: PackedResponse) -> None:
+        """See `ExchangeLink`."""
+        if self._responses.add(number, message):
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        try:
+            self._responses.flush(self._fail_response)
+        except (ChannelClosedError, OSError) as error:
+            self.lose(str(error))
+
+    def _fail_response(self, number: int, error: ConchError) -> None:
+        self.send(whole_response(number, *failure(error)))
+
     def ended(self, number: int) -> None:
         """Forgets an exchange, to which nothing more is sent."""
         self.exchanges.pop(number, None)
@@ -397,6 +434,7 @@ class HttpLink:
         self._given.clear()
         self._ended.clear()
         self.connections = 0
+        self._responses.close()
         for exchange in exchanges.values():
             exchange.disconnected()
         self._stream.close()
@@ -410,7 +448,11 @@ class HttpLink:
         """Handles some of the messages that have come."""
         try:
             for _ in range(_READS):
-                for record in decode_records(self._stream.receive(wait=False)):
+                received = self._stream.receive(wait=False)
+                if received.kind is Kind.EXECUTE:
+                    self._execute(received)
+                    continue
+                for record in decode_records(received):
                     handle = self._handle.get(record.kind)
                     if handle is None:
                         raise WireError(f"a record {record.kind.name} was not expected")
@@ -432,36 +474,70 @@ class HttpLink:
         self.connections += self.connections_of(record.number) - before
         self._fronts.changed(record.number)
 
-    def _open(self, record: HttpRecord) -> None:
-        number, head = record.number, decode_head(record.text)
-        handler = self._fronts.handler(head.port)
+    def _add_head(self, record: HttpRecord) -> None:
+        if not record.number:
+            self._heads.clear()
+        if record.number != len(self._heads) or record.number >= MOST_HEADS:
+            raise WireError(f"head {record.number} comes after {len(self._heads)} others")
         try:
-            exchange = RemoteExchange(self, number, head)
-        except (ValueError, TypeError) as error:
+            self._heads.append(ReceivedHead(decode_head(record.text)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise WireError(f"the head of an exchange can't be read: {error}") from None
+
+    def _begin(self, number: int, head: int) -> RemoteExchange:
+        try:
+            exchange = RemoteExchange(self, number, self._heads[head])
+        except (IndexError, ValueError, TypeError, AttributeError) as error:
             raise WireError(f"an exchange can't be read: {error}") from None
         self.exchanges[number] = exchange
-        exchange.receive(bytes(record.body), head.chunks, head.complete)
+        return exchange
+
+    def _handle_exchange(self, exchange: RemoteExchange) -> None:
         try:
-            work = handler(exchange)
+            work = self._fronts.handler(exchange.port)(exchange)
         except Exception:  # boundary: the exchange fails alone
             log.exception("%s %s could not be answered", exchange.method, exchange.path)
             exchange.abort()
             return
         if work is not None:
             self.run(exchange, work)
-        self._acknowledge(number, len(record.body))
+
+    def _open(self, record: HttpRecord) -> None:
+        exchange = self._begin(record.number, record.amount)
+        try:
+            chunks = int(record.text or 0)
+        except ValueError as error:
+            raise WireError(f"an exchange can't be read: {error}") from None
+        exchange.receive(bytes(record.body), chunks, record.flag)
+        self._handle_exchange(exchange)
+        if not record.flag:
+            self._acknowledge(record.number, len(record.body))
+
+    def _execute(self, received: ReceivedMessage) -> None:
+        for head, number, _, request in self._fronts.requests.read(received):
+            if head == OPENED:
+                opened = self.exchanges.get(number)  # None: its answer was on its way
+                if opened is not None:
+                    self._receive(opened, partial(opened.receive_decoded, request))
+                continue
+            exchange = self._begin(number, head)
+            exchange.receive_decoded(request)
+            self._handle_exchange(exchange)
+
+    def _receive(self, exchange: RemoteExchange, receive: Callable[[], None]) -> None:
+        """Takes a part of a body."""
+        try:
+            receive()
+        except Exception:  # boundary: the exchange fails alone
+            log.exception("%s %s could not be answered", exchange.method, exchange.path)
+            exchange.abort()
 
     def _body(self, record: HttpRecord) -> None:
         number = record.number
         exchange = self.exchanges.get(number)
         if exchange is None:
             return  # its answer was on its way
-        try:
-            exchange.receive(bytes(record.body), record.amount, record.flag)
-        except Exception:  # boundary: the exchange fails alone
-            log.exception("%s %s could not be answered", exchange.method, exchange.path)
-            exchange.abort()
-            return
+        self._receive(exchange, partial(exchange.receive, bytes(record.body), record.amount, record.flag))
         if not record.flag:
             self._acknowledge(number, len(record.body))
 

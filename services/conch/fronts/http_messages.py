@@ -1,4 +1,8 @@
-"""What core and fronts say to each other about HTTP: records, those of one round in a message.
+"""What core and fronts say to each other about HTTP.
+
+Infer requests that a front has decoded come as EXECUTE, and their responses go as RESPONSES, as those of
+[gRPC](front_messages.py): the number of each is ``head << 32 | exchange``. All else are records, those of one
+round in a message:
 
     ========  ======  ============================================  =====================================
     record    sender  number                                        contents
@@ -7,7 +11,10 @@
     CLOSE     core    port                                          `amount`: milliseconds of grace
     SERVING   front                                                 it serves
     CONNS     front   port                                          `amount`: connections that have ended
-    OPEN      front   exchange                                      JSON: `Head`; what has come of the body
+    HEAD      front   head                                          JSON: `Head`; 0: all before are forgotten
+    OPEN      front   exchange                                      `amount`: its head; what has come of the
+                                                                    body; `flag`: it is complete; the number
+                                                                    of its chunks, if any
     BODY      front   exchange                                      a piece of the body; `amount`: chunks so
                                                                     far; `flag`: it is complete
     GONE      front   exchange                                      its client has disconnected
@@ -34,6 +41,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from conch.core.tensor import Buffer
+from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_exchange import Headers
 from conch.frontends.http.http_options import HttpTls
 from conch.workers.protocol.channel import Kind, WireError
@@ -41,6 +49,12 @@ from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessa
 
 CREDIT_BYTES = 64 << 10
 """A side that has written more pieces than this of an exchange waits until the other has read them."""
+OPENED = (1 << 32) - 1
+"""In place of a head's number: the exchange has come by OPEN."""
+MOST_HEADS = 1024
+"""Heads that a front names by number; then it begins anew with 0."""
+MOST_HEADS_BYTES = 1 << 20
+"""So it does once they have so many bytes."""
 READ_STEP = CREDIT_BYTES // 4
 """A side reports pieces as read after so many bytes."""
 
@@ -65,6 +79,7 @@ class Record(IntEnum):
     END = 12
     ABORT = 13
     READ = 14
+    HEAD = 15
 
 
 _RECORDS = {int(record): record for record in Record}
@@ -89,19 +104,20 @@ class PortSettings:
         tls: TLS, or None for plain text.
         idle_s: Seconds after which an unused connection is closed.
         most_connections: How many there are likely to be.
+        infer_bytes: Largest JSON or decompressed body of infer requests; None if fronts decode none.
     """
 
     tls: HttpTls | None
     idle_s: float
     most_connections: int
+    infer_bytes: int | None
 
 
 class Head(NamedTuple):
-    """The beginning of an exchange; headers as `Headers`, in Latin-1.
+    """The beginning of an exchange, which many may have in common; headers as `Headers`, in Latin-1.
 
     Attributes:
         port: Number of its port.
-        complete: Whether the body is complete.
     """
 
     port: int
@@ -112,8 +128,6 @@ class Head(NamedTuple):
     version: str
     length: int | None
     keep_alive: bool
-    chunks: int
-    complete: bool
     headers: Sequence[Sequence[str]]
 
 
@@ -223,6 +237,13 @@ def decode_head(text: bytes) -> Head:
         return Head(*decode_json(text))
     except TypeError as error:
         raise WireError(f"the head of an exchange can't be read: {error}") from None
+
+
+def whole_response(number: int, status: int, headers: Headers, body: Body, closes: bool) -> HttpRecord:
+    """The record of a whole response."""
+    text = encode_json((status, headers_to_json(headers)))
+    whole = body if isinstance(body, bytes) else b"".join(body)
+    return HttpRecord(Record.RESPOND, number, closes, 0, text, whole)
 
 
 def headers_to_json(headers: Headers) -> list[tuple[str, str]]:

@@ -6,13 +6,15 @@ Threads and locks: the event loop of the HTTP ports only, but for what `HttpExch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from conch.core.clock import monotonic_ns
-from conch.core.tensor import Buffer
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.tensor import Buffer, Tensor
 from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, body_size
-from conch.frontends.http.http_exchange import STATUS_LINES, Headers, HttpExchange
+from conch.frontends.http.http_exchange import STATUS_LINES, FrontReply, Headers, HttpExchange
+from conch.fronts.decoded_requests import DecodedRequest
 from conch.fronts.http_messages import (
     CREDIT_BYTES,
     Head,
@@ -21,7 +23,10 @@ from conch.fronts.http_messages import (
     encode_json,
     headers_from_json,
     headers_to_json,
+    whole_response,
 )
+from conch.fronts.packed_responses import PackedResponse
+from conch.workers.protocol.tensors import Payload
 
 
 class ExchangeLink(Protocol):
@@ -33,8 +38,29 @@ class ExchangeLink(Protocol):
     def run(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine of an exchange as a task."""
 
+    def pack(self, outputs: Sequence[Tensor]) -> Payload:
+        """Packs the outputs of one response, to be answered with or discarded; from any thread."""
+
+    def discard(self, message: PackedResponse) -> None:
+        """Frees what a response holds that is not sent."""
+
+    def answer(self, number: int, message: PackedResponse) -> None:
+        """Sends the response to a decoded request with the round."""
+
     def ended(self, number: int) -> None:
         """Forgets an exchange, to which nothing more is sent."""
+
+
+class ReceivedHead:
+    """The head of an exchange, read once for all that have it in common."""
+
+    __slots__ = ("facts", "fields", "headers", "names")
+
+    def __init__(self, facts: Head) -> None:
+        self.facts = facts
+        self.names = tuple(facts.certificate_names)
+        self.headers = headers_from_json(facts.headers)
+        self.fields = {name.lower(): value for name, value in self.headers}
 
 
 class RemoteConnection:
@@ -108,28 +134,32 @@ class RemoteExchange(HttpExchange):
         head: Its head.
     """
 
-    __slots__ = ("_names", "_remote", "port")
+    __slots__ = ("_decoded", "_names", "_remote", "port")
 
-    def __init__(self, link: ExchangeLink, number: int, head: Head) -> None:
-        remote: Any = RemoteConnection(
-            link, number, head.client
-        )  # without a transport: see what is overridden
-        headers = headers_from_json(head.headers)
-        fields = {name.lower(): value for name, value in headers}
+    def __init__(self, link: ExchangeLink, number: int, head: ReceivedHead) -> None:
+        facts = head.facts
+        # Without a transport: see what is overridden.
+        remote: Any = RemoteConnection(link, number, facts.client)
         HttpExchange.__init__(
             self,
             remote,
-            head.method,
-            head.target,
-            head.version,
-            headers,
-            fields,
-            head.length,
-            head.keep_alive,
+            facts.method,
+            facts.target,
+            facts.version,
+            head.headers,
+            head.fields,
+            facts.length,
+            facts.keep_alive,
         )
         self._remote: RemoteConnection = remote
-        self._names = tuple(head.certificate_names)
-        self.port = head.port
+        self._decoded: DecodedRequest | None = None
+        self._names = head.names
+        self.port = facts.port
+
+    @property
+    def link(self) -> ExchangeLink:
+        """The link to the front."""
+        return self._remote.link
 
     @property
     def certificate_names(self) -> tuple[str, ...]:
@@ -145,11 +175,51 @@ class RemoteExchange(HttpExchange):
         elif piece:
             self.collect(piece)
         if complete:
-            self.complete = True
-            self.read_ns = monotonic_ns()
-            then, self.then = self.then, None
-            if then is not None:
-                then()
+            self._complete()
+
+    def receive_decoded(self, request: DecodedRequest) -> None:
+        """Takes the request that the front has made of the body."""
+        self._decoded, self.decoded = request, True
+        self.size = len(request)
+        self._complete()
+
+    def _complete(self) -> None:
+        self.complete = True
+        self.read_ns = monotonic_ns()
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+    def take_decoded(self) -> DecodedRequest:
+        """Returns what the front has decoded, and no longer keeps it."""
+        decoded, self._decoded = self._decoded, None
+        assert decoded is not None, "it is taken once"
+        return decoded
+
+    def leave_encoding(self, request: InferenceRequest, response: InferenceResponse) -> FrontReply | None:
+        """Leaves a response to its front; any thread.
+
+        None for one with more than its outputs, and where the size of the body is counted or what is added
+        to it is only known here; so, too, for what can't be packed: the encoder finds the error.
+        """
+        if response.parameters or request.watch is not None or self.hooks is not None:
+            return None
+        if self.extra_headers or self.late_headers is not None:
+            return None
+        try:
+            return _PackedReply(self, request, response)
+        except Exception:  # boundary: outputs that models have made
+            return None
+
+    def send_packed(self, reply: _PackedReply) -> None:
+        """Sends a response that the front encodes, or drops it."""
+        remote = self._remote
+        if remote.lost or self.began:
+            remote.link.discard(reply)
+        else:
+            self.began = True
+            remote.link.answer(remote.number, reply)
+        remote.end(self)
 
     def note_read(self, count: int) -> None:
         """Notes that the client has read so many bytes of the response."""
@@ -157,6 +227,7 @@ class RemoteExchange(HttpExchange):
 
     def disconnected(self) -> None:
         """Tells the handler that the client disconnected."""
+        self._decoded = None
         self._remote.lose()
         HttpExchange.disconnected(self)
 
@@ -181,9 +252,8 @@ class RemoteExchange(HttpExchange):
             self._begin(status, headers, b"", size, closes)
             remote.run(self, self._write_pieces(body))
             return
-        text = encode_json((_known(status), headers_to_json(self._with_added(headers))))
-        whole = body if isinstance(body, bytes) else b"".join(body)
-        remote.link.send(HttpRecord(Record.RESPOND, remote.number, closes, 0, text, whole))
+        added = self._with_added(headers)
+        remote.link.send(whole_response(remote.number, _known(status), added, body, closes))
         remote.end(self)
 
     def begin_response(
@@ -216,6 +286,22 @@ class RemoteExchange(HttpExchange):
     def _write(self, data: Buffer) -> None:
         if not self.lost and len(data):
             self._remote.write(data)
+
+
+class _PackedReply(PackedResponse):
+    """A response that the front encodes."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(
+        self, exchange: RemoteExchange, request: InferenceRequest, response: InferenceResponse
+    ) -> None:
+        PackedResponse.__init__(self, request, response, exchange.link.pack)
+        self._exchange = exchange
+
+    def send(self) -> None:
+        """See `FrontReply`."""
+        self._exchange.send_packed(self)
 
 
 def _known(status: int) -> int:

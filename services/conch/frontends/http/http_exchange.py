@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
@@ -71,6 +71,28 @@ class ExchangeHooks:
     ) -> tuple[int, Headers]:
         """Returns status and headers of a whole response."""
         return status, headers
+
+
+class DecodedBody(Protocol):
+    """An infer request that a front has decoded, in place of its body.
+
+    Attributes:
+        binary: Whether all outputs are to be sent as binary; else all as JSON.
+    """
+
+    @property
+    def binary(self) -> bool:
+        """See above."""
+
+    def request(self, responder: Responder) -> InferenceRequest:
+        """Makes the request. Raises ConchError: its tensors can't be mapped."""
+
+
+class FrontReply(Protocol):
+    """A response that a front is to encode."""
+
+    def send(self) -> None:
+        """Sends it to the front, or drops it if the exchange has its response or no client; event loop."""
 
 
 class ExchangeConnection(Protocol):
@@ -135,6 +157,7 @@ class HttpExchange:
         unsent: Bytes of the response not yet passed to the transport.
         hooks: A provider's changes of the request and its response; None for none.
         sink: Takes the pieces of the body in place of `collected`; None for none.
+        decoded: True if a front has decoded the body, and may encode the response.
     """
 
     __slots__ = (
@@ -146,6 +169,7 @@ class HttpExchange:
         "client",
         "collected",
         "complete",
+        "decoded",
         "done",
         "extra_headers",
         "fields",
@@ -200,7 +224,9 @@ class HttpExchange:
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
-        self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
+        self.unread = self.began = self.done = self.complete = self.held = self._chunked = self.decoded = (
+            False
+        )
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
         self.hooks: ExchangeHooks | None = None
@@ -371,6 +397,14 @@ class HttpExchange:
             self._connection.run(self, self._write_pieces(body))
             return
         self._connection.finished(self)
+
+    def take_decoded(self) -> DecodedBody:
+        """Returns what a front has `decoded`, and no longer keeps it."""
+        raise NotImplementedError
+
+    def leave_encoding(self, request: InferenceRequest, response: InferenceResponse) -> FrontReply | None:
+        """Leaves the response to a `decoded` request to its front; any thread. None if it can't have it."""
+        return None
 
     def begin_response(
         self, status: int, headers: Headers, filler: bytes = b"", size: int | None = None

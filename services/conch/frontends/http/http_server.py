@@ -56,8 +56,12 @@ class ListeningFronts(Protocol):
         reuse_port: bool,
         idle_s: float,
         most_connections: int,
+        infer_bytes: int | None,
     ) -> PortListener:
-        """Listens on an address; the rest is as in `LoopThread.listen`."""
+        """Listens on an address; the rest is as in `LoopThread.listen`.
+
+        Fronts decode infer requests with `infer_bytes`, the largest JSON or decompressed body.
+        """
 
 
 class HttpFrontEnd:
@@ -154,8 +158,15 @@ class HttpFrontEnd:
         address = options.address.strip("[]"), options.port
         most = options.max_connections or most_descriptors(HTTP_SHARES)
         if self._fronts is not None:
+            infer_bytes = options.max_input_bytes if options.platform is None else None
             self._listener = self._fronts.listen(
-                self._handler, *address, options.tls, options.reuse_port, options.idle_timeout_s, most
+                self._handler,
+                *address,
+                options.tls,
+                options.reuse_port,
+                options.idle_timeout_s,
+                most,
+                infer_bytes,
             )
             return self._listener.port
         tls = None if options.tls is None else options.tls.context()

@@ -180,6 +180,8 @@ EXPECTS_SINGLE = 32
 """Call: the caller expects one response."""
 EXPECTS_DECOUPLED = 64
 """Call: the caller expects a decoupled model."""
+BINARY_OUTPUTS = 128
+"""Of a front's HTTP request: its outputs are to be sent as binary."""
 
 _INDEX_BITS = 20
 MOST_REQUESTS = 1 << _INDEX_BITS

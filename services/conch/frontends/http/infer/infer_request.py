@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.recognition import RequestTemplate, Table
 from conch.core.request import InferenceRequest, Parameter, Responder
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
-from conch.frontends.http.infer.infer_response import BinaryOutputs
+from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
+from conch.frontends.http.infer.infer_response import HEAD_LENGTH, BinaryOutputs, UnsupportedEncodingError
 from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext import json_values as access
 from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, load
@@ -20,6 +22,8 @@ from conch.frontends.http.jsontext.json_values import JsonAccessError, parsed, p
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 
+QUICK_BODY = 1 << 20
+"""Bytes of a body, or used in regions, that an event loop may copy."""
 _LONGEST_KEY = 4096
 _MOST_DIMS = 1024
 _HEAD_LENGTH = re.compile(rb"[ \t]*[-+]?[0-9]+[ \t]*")
@@ -42,6 +46,70 @@ def head_length(value: bytes) -> int:
             f"got: {text}"
         )
     return number
+
+
+class InferHead(NamedTuple):
+    """What the headers of an infer request say.
+
+    Attributes:
+        packed: Whether the body is compressed.
+        json_size: Length of the JSON; None for the whole body.
+        encoding: Compression of the response, or None.
+    """
+
+    packed: bool
+    json_size: int | None
+    encoding: bytes | None
+
+    def is_short(self, size: int) -> bool:
+        """Whether a body of this size takes so little time that an event loop may decode it."""
+        json_size = size if self.json_size is None else self.json_size
+        return size <= QUICK_BODY and json_size <= QUICK_BYTES and not self.packed
+
+
+def read_head(fields: Mapping[bytes, bytes], length: int | None, most_bytes: int) -> InferHead:
+    """Reads the headers of an infer request, and checks the length of its body as far as it is known.
+
+    Args:
+        fields: The headers.
+        length: Announced length of the body, or None.
+        most_bytes: Largest JSON, raw or decompressed body.
+
+    Raises:
+        UnsupportedEncodingError: Its encoding is not supported.
+        InvalidArgumentError: A length is out of range.
+    """
+    packed, json_size, encoding = False, None, None
+    content_encoding = fields.get(b"content-encoding")
+    if content_encoding is not None:
+        if content_encoding not in (*ENCODINGS, b"identity", b""):
+            raise UnsupportedEncodingError("Unsupported compression type")
+        packed = content_encoding in ENCODINGS
+    if HEAD_LENGTH in fields:
+        json_size = head_length(fields[HEAD_LENGTH])
+    if length is not None and not packed and (json_size is not None or length > most_bytes):
+        check_head(json_size, length, most_bytes)
+    accept = fields.get(b"accept-encoding")
+    if accept is not None:
+        encoding = accepted(accept)
+    return InferHead(packed, json_size, encoding)
+
+
+UNREAD_HEAD = InferHead(False, None, None)
+"""Of a request whose headers are not read yet."""
+
+
+def unpacked_body(body: memoryview, head: InferHead, length: int | None, most_bytes: int) -> memoryview:
+    """The body without its compression; checks what `read_head` could not.
+
+    Raises:
+        InvalidArgumentError: It is too large or damaged, or the length of its JSON is out of range.
+    """
+    if head.packed:
+        body = memoryview(decompressed(body, most_bytes))
+    if head.packed or length is None:
+        check_head(head.json_size, len(body), most_bytes)
+    return body
 
 
 def check_head(head: int | None, size: int, most_bytes: int) -> None:
@@ -89,12 +157,12 @@ class RequestDecoder:
 
     Args:
         most_bytes: Largest tensor taken as JSON.
-        regions: The shared memory of clients.
+        regions: The shared memory of clients; None for none.
     """
 
-    def __init__(self, most_bytes: int, regions: Regions) -> None:
+    def __init__(self, most_bytes: int, regions: Regions | None = None) -> None:
         self._most_bytes = most_bytes
-        self._regions = regions
+        self._regions = regions or Regions()
         self._templates: Table[bytes, _Template] = Table()
 
     def __call__(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.response_errors import wrong_parameter
+from conch.core.response_errors import unsendable, wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor, copied
 from conch.frontends.http.flow_control import AT_ONCE_BYTES
 from conch.frontends.http.http_exchange import Headers, Reply
@@ -147,6 +148,47 @@ class ResponseEncoder:
             body = [*parts, *map(copied, binary)]
             return lambda: _packed(headers, body, encoding)
         return _packed(headers, body, encoding)
+
+    def answer(
+        self,
+        request: InferenceRequest,
+        response: InferenceResponse | None,
+        wanted: BinaryOutputs,
+        encoding: bytes | None,
+    ) -> Answer:
+        """Encodes a response, or the error of one that can't be sent; the thread must not compute for long.
+
+        Returns:
+            The reply, or a slow function that builds it and raises ConchError.
+        """
+        try:
+            if response is None:
+                raise InternalError("expected a single response, got 0")  # Triton's text
+            if response.error is not None:
+                return failure(response.error)
+            try:
+                return self(request, response, wanted, encoding, quick=True)
+            except LongOutputError:
+                # The model's thread goes on; the model may write to its arrays then.
+                outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
+                kept = InferenceResponse(outputs, parameters=response.parameters)
+                return partial(self._encode_long, request, kept, wanted, encoding)
+        except Exception as error:  # boundary: outputs that user code has made
+            return failure(unsendable(request.model_name, response, error))
+
+    def _encode_long(
+        self,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        wanted: BinaryOutputs,
+        encoding: bytes | None,
+    ) -> Reply:
+        try:
+            reply = self(request, response, wanted, encoding)
+        except Exception as error:  # boundary: outputs that user code has made
+            raise unsendable(request.model_name, response, error) from None
+        assert isinstance(reply, Reply)
+        return reply
 
 
 def _packed(headers: Headers, body: list[Buffer], encoding: bytes) -> Reply:

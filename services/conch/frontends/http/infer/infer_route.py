@@ -25,33 +25,30 @@ from conch.core.clock import Clock
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
-from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.http_exchange import DecodedBody, FrontReply, HttpExchange, Reply
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_pools import ParsingPool
-from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
-from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length, raw_tensor
-from conch.frontends.http.infer.infer_response import (
-    HEAD_LENGTH,
-    Answer,
-    BinaryOutputs,
-    LongOutputError,
-    ResponseEncoder,
-    UnsupportedEncodingError,
-    failure,
+from conch.frontends.http.infer.infer_request import (
+    QUICK_BODY,
+    UNREAD_HEAD,
+    RequestDecoder,
+    check_head,
+    raw_tensor,
+    read_head,
+    unpacked_body,
 )
-from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError
+from conch.frontends.http.infer.infer_response import BinaryOutputs, ResponseEncoder, failure
+from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.memory.region_bindings import LargeBindingsError
 from conch.memory.regions import Regions
 
 log = logging.getLogger(__name__)
 
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
-_QUICK_BODY = 1 << 20
 _EXITING = "Server exiting"
 Work = Callable[[], Reply | None]
 """Slow work: decodes and submits a request, or builds a reply; returns the reply, if there is one already."""
@@ -66,21 +63,17 @@ class InferCall:
         version: Version in the path, or empty.
         received_ns: When the request arrived.
         model: The model, if already resolved.
-        packed: True if the body is compressed.
-        head: Length of the JSON; None for the whole body.
-        encoding: Compression of the response, or None.
+        head: What its headers say.
         wanted: Outputs to send as binary.
         request: The core request, from before it is submitted until its reply is sent.
     """
 
     __slots__ = (
         "_admission",
-        "encoding",
         "exchange",
         "head",
         "model",
         "model_name",
-        "packed",
         "received_ns",
         "request",
         "version",
@@ -98,9 +91,7 @@ class InferCall:
         self.version = version
         self.received_ns = received_ns
         self.model: Servable | None = None
-        self.packed = False
-        self.head: int | None = None
-        self.encoding: bytes | None = None
+        self.head = UNREAD_HEAD
         self.request: InferenceRequest | None = None
 
     @property
@@ -108,11 +99,13 @@ class InferCall:
         """The HTTP request, for the context of the core request."""
         return self.exchange
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: Reply | FrontReply) -> None:
         """Sends the reply; event loop."""
         # Breaks a reference cycle that would keep the tensors until garbage collection.
         self.request = None
-        if not self.exchange.began:
+        if not isinstance(reply, Reply):
+            reply.send()
+        elif not self.exchange.began:
             self.exchange.respond(*reply)
 
     def abandon(self) -> None:
@@ -131,10 +124,10 @@ class ReplyMailbox:
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
-        self._filled: deque[tuple[InferCall, Reply]] = deque()
+        self._filled: deque[tuple[InferCall, Reply | FrontReply]] = deque()
         self._waking = False
 
-    def put(self, call: InferCall, reply: Reply) -> None:
+    def put(self, call: InferCall, reply: Reply | FrontReply) -> None:
         """Queues a reply for `InferCall.send`; any thread."""
         self._filled.append((call, reply))
         if not self._waking:
@@ -194,21 +187,7 @@ class InferRoute:
             if self._admission.closed:
                 self._admission.check_open()
             call.model = self._admission.resolve_name(model, version)
-            fields = exchange.fields
-            encoding = fields.get(b"content-encoding")
-            if encoding is not None:
-                if encoding not in (*ENCODINGS, b"identity", b""):
-                    raise UnsupportedEncodingError("Unsupported compression type")
-                call.packed = encoding in ENCODINGS
-            if HEAD_LENGTH in fields:
-                call.head = head_length(fields[HEAD_LENGTH])
-            length, most = exchange.length, self._most_bytes
-            # Refused before the body is read, if its decoded length is known; other bodies in `_submit`.
-            if length is not None and not call.packed and (call.head is not None or length > most):
-                check_head(call.head, length, most)
-            accept = fields.get(b"accept-encoding")
-            if accept is not None:
-                call.encoding = accepted(accept)
+            call.head = read_head(exchange.fields, exchange.length, self._most_bytes)
         except ColdModelError as cold:
             self._wait(call, cold, partial(self, exchange, model, version))
             return
@@ -217,7 +196,7 @@ class InferRoute:
             return
         exchange.on_disconnect = call.abandon
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
-        has_binary = not call.packed and call.head is not None and call.head > 0
+        has_binary = not call.head.packed and (call.head.json_size or 0) > 0
         exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
 
     def _wait(self, call: InferCall, cold: ColdModelError, again: Callable[[], None]) -> None:
@@ -256,10 +235,8 @@ class InferRoute:
         if exchange.unread:
             call.send(self._refuse(call, None, self._unread_error(call)))
             return
-        body, head, size = exchange.take_body(), call.head, exchange.size
-        json_size = size if head is None else head
-        is_short = size <= _QUICK_BODY and json_size <= QUICK_BYTES and not call.packed
-        if is_short:
+        body = exchange.take_decoded() if exchange.decoded else exchange.take_body()
+        if exchange.decoded or call.head.is_short(exchange.size):
             try:
                 refusal = self._submit(call, body, True)
             except (LargeBindingsError, SlowTextError):
@@ -271,7 +248,7 @@ class InferRoute:
         if not self.run_on_pool(call, partial(self._submit, call, body, False)):
             call.send(self._refuse(call, None, UnavailableError(_EXITING)))
 
-    def _submit(self, call: InferCall, body: memoryview, quick: bool) -> Reply | None:
+    def _submit(self, call: InferCall, body: memoryview | DecodedBody, quick: bool) -> Reply | None:
         """Decodes and submits a request; returns the reply if it is refused.
 
         Raises:
@@ -279,22 +256,28 @@ class InferRoute:
             SlowTextError: With `quick`: the JSON takes long; the request has no effect yet.
         """
         request: InferenceRequest | None = None
-        exchange, head, names = call.exchange, call.head, (call.model_name, call.version)
+        exchange, names = call.exchange, (call.model_name, call.version)
         try:
-            if call.packed:
-                body = memoryview(decompressed(body, self._most_bytes))
-            if call.packed or exchange.length is None:
-                check_head(head, len(body), self._most_bytes)
-            if head == 0 or not body:
-                request = InferenceRequest(*names, {}, self._respond, call.received_ns)
-                request.context = call
-                tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
-                request.inputs[tensor.name] = tensor
-                call.wanted = BinaryOutputs(True)
+            if not isinstance(body, memoryview):
+                request, call.wanted = body.request(self._respond), BinaryOutputs(body.binary)
+                request.received_ns = call.received_ns
             else:
-                request, call.wanted = self._decode(
-                    names, body, head, self._respond, call.received_ns, _QUICK_BODY if quick else None
-                )
+                body, head = unpacked_body(body, call.head, exchange.length, self._most_bytes), call.head
+                if head.json_size == 0 or not body:
+                    request = InferenceRequest(*names, {}, self._respond, call.received_ns)
+                    request.context = call
+                    tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
+                    request.inputs[tensor.name] = tensor
+                    call.wanted = BinaryOutputs(True)
+                else:
+                    request, call.wanted = self._decode(
+                        names,
+                        body,
+                        head.json_size,
+                        self._respond,
+                        call.received_ns,
+                        QUICK_BODY if quick else None,
+                    )
             request.context = call
             if self._forwarder is not None:
                 texts = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in exchange.headers]
@@ -316,9 +299,9 @@ class InferRoute:
             return self._refuse(call, request, error)
         return None
 
-    def _submit_again(self, call: InferCall, body: memoryview) -> None:
+    def _submit_again(self, call: InferCall, body: memoryview | DecodedBody) -> None:
         """Submits a request whose model has been loaded; event loop."""
-        call.packed = False  # the body is decompressed
+        call.head = call.head._replace(packed=False)  # the body is decompressed
         call.exchange.on_disconnect = call.abandon
         if not self.run_on_pool(call, partial(self._submit, call, body, False)):
             call.send(self._refuse(call, None, UnavailableError(_EXITING)))
@@ -334,22 +317,12 @@ class InferRoute:
         """Encodes a response; any thread."""
         call = request.context
         assert isinstance(call, InferCall)
-        answer: Answer
-        try:
-            if response is None:
-                raise InternalError("expected a single response, got 0")  # Triton's text
-            if response.error is not None:
-                answer = failure(response.error)
-            else:
-                try:
-                    answer = self._encode(request, response, call.wanted, call.encoding, quick=True)
-                except LongOutputError:
-                    # The model's thread goes on; the model may write to its arrays then.
-                    outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
-                    kept = InferenceResponse(outputs, parameters=response.parameters)
-                    answer = partial(self._encode_long, request, kept, call)
-        except Exception as error:  # boundary: outputs that user code has made
-            answer = failure(unsendable(request.model_name, response, error))
+        if call.exchange.decoded and response is not None and response.error is None:
+            left = call.exchange.leave_encoding(request, response)
+            if left is not None:
+                self._mailbox.put(call, left)
+                return
+        answer = self._encode.answer(request, response, call.wanted, call.head.encoding)
         watch = request.watch
         if isinstance(answer, Reply):
             if watch is not None:
@@ -360,15 +333,6 @@ class InferRoute:
             watch.bytes_out += _tensor_bytes(response)  # the body does not exist yet
         if not self.run_on_pool(call, answer):
             self._mailbox.put(call, failure(UnavailableError(_EXITING)))
-
-    def _encode_long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
-        """Encodes a response on the pool."""
-        try:
-            answer = self._encode(request, response, call.wanted, call.encoding)
-        except Exception as error:  # boundary: outputs that user code has made
-            raise unsendable(request.model_name, response, error) from None
-        assert isinstance(answer, Reply)
-        return answer
 
     def run_on_pool(self, call: InferCall, work: Work) -> bool:
         """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed."""
@@ -401,9 +365,9 @@ class InferRoute:
             f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
             f"--http-max-input-size to increase the limit."
         )
-        if not call.packed:
+        if not call.head.packed:
             try:
-                check_head(call.head, exchange.size, self._most_bytes)
+                check_head(call.head.json_size, exchange.size, self._most_bytes)
             except InvalidArgumentError as refused:
                 text = refused.message
         return UnreadBodyError(text)
