@@ -46,10 +46,11 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
     given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with taken:
         front = MessageStream(PacketChannel(theirs), in_worker=False)
+        connections = ConnectionSender[tuple[int, str]](given, os.eventfd(0))
         link = FrontLink(
             "front 0",
             ours,
-            ConnectionSender(given, os.eventfd(0)),
+            connections,
             Handlers({INFER.grpc_method: lambda call, message: None}),
             RequestReader(),
             open_calls,
@@ -79,4 +80,5 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
         finally:
             gc.enable()
             IO_LOOP.release()
+            connections.take_back()
     assert lost == ["its process has ended"]
