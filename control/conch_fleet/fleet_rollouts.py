@@ -73,7 +73,7 @@ class _Directive:
 
 @dataclass
 class _Managed:
-    """A model with a declaration, as its plan has it now."""
+    """A model with a declaration or versions that are held out, as its plan has it now."""
 
     declaration: Declaration
     from_file: bool
@@ -285,12 +285,7 @@ class FleetRollouts(RolloutCalls):
     def _follow(self, model: str) -> None:
         """Has the servers told what the plan has decided; on the loop's thread."""
         found = self.loop.declared(model)
-        with self._changed:
-            if found is None or found[0] == Declaration():
-                self._managed.pop(model, None)
-            else:
-                self._managed[model] = _Managed(*found)
-            self._changed.notify_all()
+        self._manage(model, None if found is None else _Managed(*found))
 
     def _direct(self, model: str) -> None:
         """As `_follow`, on another thread."""
@@ -299,11 +294,14 @@ class FleetRollouts(RolloutCalls):
         except NotFoundError:
             self._follow(model)
             return
+        self._manage(model, _Managed(status.declaration, status.from_file, status.progress))
+
+    def _manage(self, model: str, managed: _Managed | None) -> None:
         with self._changed:
-            if status.declaration == Declaration():
+            if managed is None or (managed.declaration == Declaration() and managed.progress.is_over):
                 self._managed.pop(model, None)
             else:
-                self._managed[model] = _Managed(status.declaration, status.from_file, status.progress)
+                self._managed[model] = managed
             self._changed.notify_all()
 
     # --- the loop: Counters

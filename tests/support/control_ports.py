@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.agents import FakeAgent
 from tests.support.servers import WAIT_S
 
+from conch_control.port import AgentPort
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.server import ControlPort
@@ -16,7 +17,7 @@ from conch_control.remote_api.server import ControlPort
 
 @contextmanager
 def served(
-    agent: FakeAgent, options: ControlPortOptions | None = None, **limits: Any
+    agent: AgentPort, options: ControlPortOptions | None = None, **limits: Any
 ) -> Iterator[tuple[ControlPort, str]]:
     """A control port in front of an agent, and its target."""
     options = options or ControlPortOptions(port=0)
@@ -25,7 +26,8 @@ def served(
     try:
         yield port, options.target if options.is_unix else f"127.0.0.1:{number}"
     finally:
-        agent.release.set()
+        if isinstance(agent, FakeAgent):
+            agent.release.set()
         assert port.stop(WAIT_S)
 
 

@@ -190,7 +190,7 @@ class RolloutLoop:
             FailedPreconditionError: A call may not change what a file declares.
         """
         kept = self._kept.get(model)
-        begun = model in self._models or (kept is not None and not _is_over(kept.progress))
+        begun = model in self._models or (kept is not None and not kept.progress.is_over)
         if begun or declaration != Declaration():
             self._command(partial(self._declare, model, declaration, by_call))
 
@@ -430,7 +430,7 @@ class RolloutLoop:
         if found is None or not isinstance(found.plan, ManagedPlan):
             return False
         found.plan = found.plan.released(partial(self._next_number, model))
-        found.pending += found.plan.start(now)
+        found.pending += found.plan.tick(now)
         self._carry_out(model, found)
         return True
 
@@ -517,7 +517,7 @@ class RolloutLoop:
         if plan.window != found.window and plan.progress.state in _WATCHED:
             found.window, found.begun = plan.window, self._read(model, plan.progress)
             found.looks.clear()
-        over = plan.declaration == Declaration() and _is_over(plan.progress)
+        over = plan.declaration == Declaration() and plan.progress.is_over
         if over and not isinstance(plan, ManagedPlan):
             self._kept[model] = SavedRollout(plan.progress, None, tuple(found.history))
             self._models = {name: each for name, each in self._models.items() if name != model}
@@ -631,11 +631,6 @@ def _versions_text(versions: Sequence[int]) -> str:
     """Versions as text, such as ``versions 8 and 9``."""
     *others, last = map(str, versions)
     return f"versions {', '.join(others)} and {last}" if others else f"version {last}"
-
-
-def _is_over(progress: Progress) -> bool:
-    """True for progress that matters only to the number of the next rollout."""
-    return progress == Progress(number=progress.number)
 
 
 def _no_rollout(model: str) -> NotFoundError:

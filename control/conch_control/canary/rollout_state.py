@@ -124,6 +124,11 @@ class Progress:
     declared_stable: int | None = None
     places: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def is_over(self) -> bool:
+        """True if it matters only to the number of the next rollout."""
+        return self == Progress(number=self.number)
+
     def refusal(self, version: int) -> Refusal | None:
         """The refusal of a version, if any."""
         return next((each for each in self.refused if each.version == version), None)

@@ -80,6 +80,9 @@ class LoadObserver(Protocol):
     ) -> list[int]:
         """Versions to load, ascending; see `Select.versions`."""
 
+    def held(self, name: str) -> Collection[int]:
+        """Versions that may get requests now, so that no load ends them."""
+
 
 class ModelLifecycle:
     """Loads models into the registry and unloads them.
@@ -335,6 +338,7 @@ class ModelLifecycle:
             good = queued.stopped is None and not built.failures
             leaving: list[threading.Thread] = []
             if good:
+                versions = sorted({*versions, *self._held(name, loaded, wanted, serving)})
                 replaces = any(version in serving for version in built.loaded)
                 leaving = self._swap(name, wanted, versions, built)
                 for version in built.loaded:
@@ -351,6 +355,18 @@ class ModelLifecycle:
             queued.check()
             self._states.change(name, on_failure(self._states.versions(name), built.failures))
         raise _load_error(name, built.failures)
+
+    def _held(
+        self, name: str, loaded: _Loaded | None, wanted: _Loaded, serving: Mapping[int, Servable]
+    ) -> list[int]:
+        """Serving versions that a rollout holds, perhaps since the load began, and may stay as they are."""
+        if self.observer is None or loaded is None:
+            return []
+        held = [version for version in self.observer.held(name) if version in serving]
+        if loaded is wanted:
+            return held
+        actions = diff_versions(loaded.origin, wanted.origin, held)
+        return [version for version, action in actions.items() if action is VersionAction.KEEP]
 
     def _swap(
         self, name: str, wanted: _Loaded, versions: list[int], built: BuiltVersions

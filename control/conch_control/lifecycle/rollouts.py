@@ -194,6 +194,10 @@ class Rollouts(RolloutCalls):
         """See `LoadObserver.versions_of`."""
         return self.loop.selections.get(name, _SELECT_ALL).versions(available, policy)
 
+    def held(self, name: str) -> Collection[int]:
+        """See `LoadObserver.held`."""
+        return self.loop.selections.get(name, _SELECT_ALL).hold
+
     # --- the loop: CanaryServer
 
     def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight] | None:

@@ -86,14 +86,14 @@ class Entry:
 
     @property
     def default(self) -> Servable | None:
-        """What an empty version means without a request: `stable`, else the highest ready version.
+        """What an empty version means without a request: `stable` if it is ready, else the highest ready one.
 
-        None if that is not ready.
+        None if no version is ready.
         """
         if self.labels or self.route is not None:
             stable = self.stable
-            if stable is not None:
-                return self.ready.get(stable)
+            if stable is not None and stable in self.ready:
+                return self.ready[stable]
         return self.ready[max(self.ready)] if self.ready else None
 
     def labels_of(self, version: int) -> list[str]:
@@ -183,7 +183,7 @@ class Registry:
     def set_route(self, name: str, route: Route | None) -> None:
         """Divides the later requests of an identifier without a version by a route; None ends that.
 
-        A version of the route that is not ready gets no requests; while the stable one is not, they fail.
+        A version of the route that is not ready gets no requests; see `Route.choose`.
         """
         with self._lock:
             if route is None:

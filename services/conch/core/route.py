@@ -9,7 +9,8 @@ these rules that names a version decides:
 4. A match rule: the candidate.
 5. The share that the request's key falls into by a salted hash; without a key, by chance.
 
-Rules 1 to 4 choose a version whatever its share. Versions that are not ready get nothing by rules 4 and 5.
+Rules 1 to 4 choose a version whatever its share. Versions that are not ready get nothing by rules 4 and 5:
+stable has their share, and while it is not ready the highest ready version has its own.
 
 A request that an ensemble or a model makes has override, key and chance of the outermost request, so that
 one request of a client sees one side of all models with equal shares and salts. An override of the outermost
@@ -218,7 +219,7 @@ class Route:
     def choose(
         self, request: InferenceRequest, ready: Mapping[int, Chosen], labels: Mapping[str, int]
     ) -> int:
-        """The version for a request; not ready only if it is the stable one, or named by the override.
+        """The version for a request; not ready only if none is, or if it is named by the override.
 
         Raises:
             InvalidArgumentError: The override names neither a version number nor a label.
@@ -259,8 +260,10 @@ class Route:
         for version, share in self.shares:
             bound += share
             if place < bound:
-                return version if version in ready else self.stable, by
-        return self.stable, by
+                if version in ready:
+                    return version, by
+                break
+        return self.stable if self.stable in ready or not ready else max(ready), by
 
     def _is_copied(self, request: InferenceRequest, version: int) -> bool:
         shadow = self.shadow

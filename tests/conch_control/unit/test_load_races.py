@@ -407,3 +407,20 @@ def test_a_fetch_that_is_given_up_before_it_begins_is_not_waited_for(tmp_path: P
             )
     finally:
         cache.close()
+
+
+def test_a_rollout_that_starts_during_a_load_keeps_its_stable_version(site: Site) -> None:
+    site.model("m")
+    agent = site.agent()
+    agent.load("m", {})
+    stable = site.serving("m")[1]
+    site.model("m", {2: "slowly"}, None)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(agent.load, "m", {})  # of the newest version, in place of the stable one
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        declaration = {"labels": {"stable": 1}, "rollout": {"candidate": 2, "steps": ["1% 1h"]}}
+        assert agent.start_rollout("m", declaration, False).state == "LOADING"
+        site.backend.gate.set()
+        load.result(WAIT_S)
+    assert eventually(lambda: agent.rollout("m").state == "STEP", "the rollout begins")
+    assert (site.serving("m")[1], site.loads()) == (stable, ["m:1", "m:2"])

@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.machines import run_machine
 
 from conch.core.errors import FailedPreconditionError, InvalidArgumentError
+from conch.core.registry import Entry
+from conch.core.route import Route
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.canary.guards import Result, Verdict
 from conch_control.canary.rollout_file import WHOLE, Declaration, parse_toml
@@ -751,6 +753,13 @@ class AnyOrder(RuleBasedStateMachine):
             named += [version for version, _ in traffic.places]
             assert traffic.candidate or traffic.places or (traffic.weight, traffic.salt) == (0, b"")
         assert all(versions[version].serves for version in named)
+
+    @invariant()
+    def an_empty_version_is_ready_while_any_is(self) -> None:
+        traffic = self.driven.traffic
+        ready: Any = {version: each for version, each in self.driven.versions.items() if each.serves}
+        route = None if traffic is None else Route(traffic.stable)
+        assert Entry(ready, labels=self.driven.labels, route=route).default is not None or not ready
 
     @invariant()
     def what_gets_traffic_is_held(self) -> None:

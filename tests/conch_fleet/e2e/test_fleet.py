@@ -493,7 +493,7 @@ def test_a_rollout_over_all_servers(tmp_path: Path) -> None:
 
         assert conch_rollout("delete", "m", target=site.target("c")) == 0
         freed = eventually(lambda: report_of(site.target("c")), "the server has its own rollout again")
-        assert (freed.source, freed.managed_by) == ("file", "")
+        assert (freed.source, freed.managed_by, freed.state, freed.refused) == ("file", "", "IDLE", (2,))
 
 
 class Line:

@@ -10,6 +10,7 @@ from typing import Any
 from tests.support.agents import FakeAgent
 from tests.support.control_ports import served
 from tests.support.servers import WAIT_S, eventually
+from tests.support.sites import Site
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.rollouts import RolloutTransition
@@ -60,4 +61,35 @@ def test_a_server_that_refuses_one_model_hears_of_the_others(tmp_path: Path) -> 
             rollouts.declare("other")
             eventually(lambda: "other" in agent.reports, "it hears of the other")
             assert "refused" not in agent.reports
+            rollouts.stop()
+
+
+def test_what_is_held_out_stays_so_on_all_servers_without_its_rollout(site: Site) -> None:
+    declared = site.model("m") / "rollout.toml"
+    declared.write_text('[rollout]\nsteps = ["50% 1h"]\n')
+    agent = site.agent()
+    agent.load("m", {})
+    with served(agent) as (_, target):
+        remote = RemoteAgent(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S))
+        rollouts = FleetRollouts([remote], Models(site.repository), 0.4, None)
+        with closing(rollouts), closing(remote):
+            rollouts.start()
+            site.model("m", {2: "ok"}, None)
+            rollouts.declare("m")
+            eventually(lambda: agent.rollout("m").state == "STEP", "the candidate gets requests")
+            rollouts.update_rollout("m", "abort")
+            eventually(lambda: agent.rollout("m").state == "ABORTED", "the candidate is unloaded")
+            declared.unlink()
+            rollouts.declare("m")
+            assert rollouts.rollout("m").refused == (2,)
+            eventually(lambda: agent.rollout("m").state == "IDLE", "the server follows")
+            agent.load("m", {})
+            assert ([*site.serving("m")], agent.rollout("m").refused) == ([1], (2,))
+            agent.update_rollout("m", "delete")  # takes it from the manager
+            agent.load("m", {})
+            assert ([*site.serving("m")], agent.rollout("m").refused) == ([1], (2,))
+            site.model("m", {2: "ok "}, None)
+            rollouts.declare("m")
+            agent.load("m", {})
+            eventually(lambda: site.serving("m").keys() == {2}, "other files are free")
             rollouts.stop()

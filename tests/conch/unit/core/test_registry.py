@@ -179,16 +179,17 @@ def test_a_label_is_looked_up_where_the_version_is_no_number(registry: Registry)
     )
 
 
-def test_stable_is_what_an_empty_version_means_even_if_it_is_not_ready(registry: Registry) -> None:
+def test_stable_is_what_an_empty_version_means_while_it_is_ready(registry: Registry) -> None:
     registry.set_labels("m", {"stable": 2}, "api")
     assert registry.resolve("m") is registry.entries["m"].ready[2]
-    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
-    assert text_of(registry, "m", "") == (
-        UnavailableError,
-        "Request for unknown model: 'm' version 2, which label 'stable' names, is not at ready state",
-    )
-    registry.set_labels("m", {}, "api")
+    registry.publish("m", Entry(models(1, 10), {1: READY, 2: GONE, 10: READY}))
     assert registry.resolve("m") is registry.entries["m"].ready[10]
+    registry.publish("m", Entry({}, {2: GONE, 10: GONE}))
+    for version in ("", "stable"):
+        assert text_of(registry, "m", version) == (
+            UnavailableError,
+            "Request for unknown model: 'm' version 2, which label 'stable' names, is not at ready state",
+        )
 
 
 def test_labels_outlive_versions_but_not_models(registry: Registry) -> None:
@@ -279,10 +280,12 @@ def test_a_routed_name_is_resolved_with_its_request(registry: Registry) -> None:
     )
     registry.publish("m", Entry(models(2), {2: READY, 10: GONE}))
     assert registry.resolve_request(request) is registry.entries["m"].ready[2]
-    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
-    registry.set_route("m", Route(2, 10))
+    registry.publish("m", Entry(models(1, 10), {1: READY, 2: GONE, 10: READY}))
+    assert registry.resolve_request(make_request()) is registry.entries["m"].ready[10]
+    registry.publish("m", Entry({}, {2: GONE, 10: GONE}))
     with pytest.raises(UnavailableError, match="'m' version 2 is not at ready state"):
         registry.resolve_request(make_request())
+    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
     registry.set_route("m", None)
     assert registry.resolve_early("m", "") is registry.resolve_request(make_request()) is not None
 

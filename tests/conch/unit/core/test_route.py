@@ -106,6 +106,8 @@ def test_several_versions_have_shares_and_stable_has_the_rest() -> None:
     assert [round(got.count(version) / len(got), 1) for version in (7, 8, 9)] == [0.5, 0.2, 0.3]
     assert [route.traffic(version) for version in (7, 8, 9, 10)] == [50.0, 20.0, 30.0, 0.0]
     assert side(Route(7, shares=((9, WHOLE),))) == 7, "a version that is not ready gets nothing"
+    assert side(Route(5, shares=((6, WHOLE),))) == 8, "nor does a stable one, while others are ready"
+    assert side(Route(5, 6, ((6, WHOLE),)), {}) == 5
 
 
 @pytest.mark.parametrize("shares", [((8, -1),), ((8, 9000), (9, 2000))])
