@@ -25,7 +25,7 @@ from conch.core.errors import (
 )
 from conch.core.gpu_memory import GpuMemory
 from conch.core.load_statistics import LoadStatistics
-from conch.core.model_control import IndexEntry, LoadParameter
+from conch.core.model_control import NOT_RESIDENT, IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
@@ -39,7 +39,7 @@ from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import PIN, Overrides, apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.lifecycle.model_index import NOT_RESIDENT, ModelIndex
+from conch_control.lifecycle.model_index import ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.resident_loads import ResidentLoads

@@ -15,7 +15,12 @@ from conch.core.errors import ConchError
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch_control.lifecycle.ensemble_loader import composing_models
-from conch_control.lifecycle.memory_usage import log_released, release_memory, resident_bytes
+from conch_control.lifecycle.memory_usage import (
+    ReleasePace,
+    log_released,
+    release_memory,
+    resident_bytes,
+)
 from conch_control.lifecycle.staging import Lease
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.port import VersionStatus
@@ -32,6 +37,7 @@ class Drainer:
         self._states = states
         self._draining: dict[threading.Thread, Servable] = {}
         self._stopping = False
+        self._pace = ReleasePace()
 
     def keep_resolvable(self, models: Iterable[Servable], needed: bool = False) -> None:
         """Keeps versions resolvable until they close, for sequences in flight and, if `needed`, ensembles."""
@@ -78,7 +84,9 @@ class Drainer:
                     self._states.mark_unloaded(spec.identifier, status)
                 done()
 
-        self.start(model, unload, lease is not None and lease.early, gone)
+        on_gpu = any(group.kind == "GPU" for group in model.spec.instance_groups)
+        taken = None if status is None or on_gpu else status.host_bytes
+        self.start(model, unload, lease is not None and lease.early, gone, taken)
 
     def start(
         self,
@@ -86,10 +94,12 @@ class Drainer:
         drain: Callable[[], None],
         early: bool = False,
         gone: Callable[[], None] = lambda: None,
+        taken: int | None = None,
     ) -> threading.Thread:
         """Runs `drain` on a thread of its own and then releases memory; returns the thread for `join`.
 
         `early` marks a model that was loaded before the garbage collector was frozen. `gone` is called last.
+        `taken` is the memory that the model has taken; None if unknown.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]
@@ -101,10 +111,10 @@ class Drainer:
             finally:
                 thread = threading.current_thread()
                 with self._lock:
-                    stopping = self._stopping
+                    releases = not self._stopping and self._pace.due(None if early else taken)
                     del self._draining[thread]
                     self._lock.notify_all()
-            if not stopping:
+            if releases:
                 release_memory(early)
                 log_released(what, before)
             gone()

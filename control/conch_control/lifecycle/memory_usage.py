@@ -1,6 +1,6 @@
 """Measures the process memory that loads take, and returns freed memory to the system.
 
-Threads and locks: any thread; `MemoryMeter` has a lock.
+Threads and locks: any thread; `MemoryMeter` has a lock, `ReleasePace` needs one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from conch.core.clock import Clock, monotonic_ns
+
 log = logging.getLogger(__name__)
 
 STATM = Path("/proc/self/statm")
 _MEBIBYTE = 1 << 20
+_S = 1_000_000_000
+_LEFT_BYTES = _MEBIBYTE
+"""Most memory of unloaded models that may wait for the next release."""
 _frozen = threading.Event()
 
 
@@ -64,6 +69,33 @@ class MemoryMeter:
         if after is None or measurement.before is None or not measurement.alone:
             return None
         return max(after - measurement.before, 0)
+
+
+class ReleasePace:
+    """Decides which unloads release memory; the caller serialises the calls.
+
+    A collection holds the GIL for milliseconds, in which no request goes on. So unloads of small models in
+    quick succession share one.
+    """
+
+    def __init__(self, clock: Clock = monotonic_ns) -> None:
+        self._clock = clock
+        self._released_ns: int | None = None
+        self._left = 0
+
+    def due(self, taken: int | None) -> bool:
+        """Whether to release memory after an unload.
+
+        Args:
+            taken: Memory that the model has taken; None if unknown.
+        """
+        now = self._clock()
+        if taken is not None and self._released_ns is not None and now < self._released_ns + _S:
+            self._left += taken
+            if self._left <= _LEFT_BYTES:
+                return False
+        self._released_ns, self._left = now, 0
+        return True
 
 
 def gc_frozen() -> bool:

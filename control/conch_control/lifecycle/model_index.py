@@ -25,8 +25,6 @@ from conch_control.repository.source import DUPLICATE, Scan
 
 _NO_DEVICE = -1
 _NO_ENTRY = Entry()
-NOT_RESIDENT = "not resident"
-"""Reason of models that are not in memory, and are loaded for their first request."""
 
 
 class ModelIndex:

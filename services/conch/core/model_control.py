@@ -17,6 +17,8 @@ from conch.core.errors import UnavailableError
 
 LoadParameter = bool | int | str | bytes
 """A parameter of a load; bytes are the content of a file."""
+NOT_RESIDENT = "not resident"
+"""Reason of models that are not in memory, and are loaded for their first request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from conch.core.model_control import IndexEntry
+from conch.core.model_control import NOT_RESIDENT, IndexEntry
 from conch.process.endpoint import Endpoint
 
 _REASON_WIDTH = 60
@@ -84,13 +84,19 @@ def _models_table(models: Iterable[IndexEntry]) -> str:
 def start_announcement(
     models: Sequence[IndexEntry], endpoints: Sequence[Endpoint], exposure: str
 ) -> Announcement:
-    """The models and the endpoints of a server that has started, and what is open to which clients."""
+    """The models and the endpoints of a server that has started, and what is open to which clients.
+
+    Models that are not in memory are only counted: there may be thousands.
+    """
+    shown = [each for each in models if each.reason != NOT_RESIDENT]
+    left = len(models) - len(shown)
+    notes = [f"{left:,} models are loaded for their first request"] if left else []
     rows = [[each.service, each.url, each.address, each.security] for each in endpoints]
     lines = [(_endpoint_message(each), _endpoint_fields(each)) for each in endpoints]
     ports = table(["Service", "URL", "Listens on", "Security"], rows)
     return Announcement(
-        "\n".join((_models_table(models), exposure, ports)),
-        [*models_announcement(models).lines, *lines, (exposure, {})],
+        "\n".join((_models_table(shown), *notes, exposure, ports)),
+        [*models_announcement(shown, *notes).lines, *lines, (exposure, {})],
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from conch_control.lifecycle import memory_usage
 from conch_control.lifecycle.memory_usage import (
     MemoryMeter,
+    ReleasePace,
     log_released,
     log_taken,
     release_memory,
@@ -82,3 +83,15 @@ def test_large_blocks_return_to_the_system() -> None:
     after = resident_bytes()
     assert after is not None
     assert before - after > 60 << 20
+
+
+def test_small_models_in_quick_succession_share_a_release() -> None:
+    now = 0
+    pace = ReleasePace(lambda: now)
+    assert pace.due(100), "the first"
+    assert not pace.due(100)
+    assert pace.due(None), "of unknown size"
+    assert [pace.due(400_000) for _ in range(6)] == [False, False, True] * 2, "a mebibyte at most is left"
+    now += 1_000_000_000
+    assert pace.due(0), "after a second"
+    assert not pace.due(0)
