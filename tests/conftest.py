@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--budgets",
         choices=("quick", "all", "grpcio"),
-        help="report the slowest tests and each folder's time; of the quick set, fail where a budget is passed by half",
+        help="report the slowest tests and each folder's time; `quick` fails where one is half over budget",
     )
 
 
@@ -71,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Reports times where they are asked for."""
     if part := config.getoption("budgets"):
         over = budgets.report(terminalreporter, part)
-        # The others take half an hour, on machines of all speeds: what all tests passed isn't lost to a slow one.
+        # The others take half an hour, on machines of all speeds, and are not to fail by that alone.
         if over and part == "quick" and terminalreporter._session.exitstatus == pytest.ExitCode.OK:
             terminalreporter.write_line(f"over budget by more than half: {', '.join(over)}", red=True)
             terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
