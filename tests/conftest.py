@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--budgets",
         choices=("quick", "all", "grpcio"),
-        help="report the slowest tests and each folder's time; `quick` fails where a budget is passed by half",
+        help="report the slowest tests and each folder's time; `quick` fails where one is half over budget",
     )
 
 
