@@ -74,7 +74,7 @@ class _Model(NamedTuple):
 
 
 class _Port(PortState):
-    """A port that tells the front of connections that have ended."""
+    """A port that calls `on_removed` for each connection that has ended."""
 
     on_removed: Any
 
@@ -85,7 +85,7 @@ class _Port(PortState):
 
 
 class _Stream:
-    """A stream whose front end is here: what the core has not been told yet of what its client has read."""
+    """A stream; `read` counts bytes that its client has read since the last READ."""
 
     __slots__ = ("call", "read", "started")
 
@@ -335,9 +335,9 @@ class Front:
     def _travels(self, request: InferenceRequest) -> bool:
         """Whether the message of a round can have the request.
 
-        The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
-        get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
-        lengths of strings, so many strings go as they came: a thread of the core decodes them.
+        The core finds a tensor's bytes by its shape, so each must have as many as its shape needs: else it
+        would get those of another request. `empty_final` has no effect on a unary call. The core's loop reads
+        the lengths of strings, so many strings go as they came: a thread of the core decodes them.
         """
         if request.classes or request.region_bindings is not None:
             return False
@@ -478,7 +478,7 @@ class Front:
         self._send(Kind.STATE, self._ended, codec.encode_json(fields))
 
     def _report(self) -> None:
-        """Says regularly that the front is alive, and what clients have caused."""
+        """Sends STATE regularly."""
         self._send_state()
         self._loop.call_at(self._clock() + _STATE_NS, self._report)
 
@@ -522,7 +522,7 @@ def _ignore(request: InferenceRequest, response: InferenceResponse | None, final
 def main(arguments: Sequence[str]) -> None:
     """Serves until the core ends, or ends it."""
     sockets = [socket.socket(fileno=int(each)) for each in arguments]
-    # The core says when to end; service managers send signals to all processes of a service.
+    # The core ends this process; service managers send signals to all processes of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     streams = [
