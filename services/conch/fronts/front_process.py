@@ -335,9 +335,9 @@ class Front:
     def _travels(self, request: InferenceRequest) -> bool:
         """Whether the message of a round can have the request.
 
-        The core finds a tensor's bytes by its shape, so each must have as many as its shape needs: else it
-        would get those of another request. `empty_final` has no effect on a unary call. The core's loop reads
-        the lengths of strings, so many strings go as they came: a thread of the core decodes them.
+        The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
+        get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
+        lengths of strings, so many strings go as they came: a thread of the core decodes them.
         """
         if request.classes or request.region_bindings is not None:
             return False
