@@ -1,8 +1,8 @@
 """HTTP in a front: serves the connections that the core gives it, and passes their exchanges on.
 
 The connections are those of the HTTP front end, with its limits and timeouts. An exchange goes to the core
-once its head has come, with as much of its body as is there. More of the body follows in pieces: as much as a
-handler need not ask for, and the rest once it has asked, as fast as the core takes them.
+once its head has come, with as much of its body as is there. More of the body follows in pieces: as much as
+needs no ASK, and the rest after it, as fast as the core takes them.
 
 An infer request whose short body has come with its head goes to the core decoded, with the others of the
 round. A longer or compressed body is kept here until the core asks for it, and decoded then. Bodies that
@@ -98,8 +98,8 @@ class _Passed:
         self.number = number
         self.port = port
         self.exchange = exchange
-        self.read = 0  # bytes of the response that the core has not been told are read
-        self.fresh = True  # the core has not been told of it
+        self.read = 0  # bytes of the response that were read since the last READ
+        self.fresh = True  # no OPEN has been sent
         self._asked = self._ended = False
         self._came = self._unread = 0  # bytes of the body; those that the core has not read
         self._pieces: list[bytes] = []
@@ -274,7 +274,7 @@ class HttpFront:
         self._tidy()
 
     def _fail(self, reason: str) -> None:
-        log.error("the core can't be told of HTTP: %s", reason)
+        log.error("HTTP can't be passed on to the core: %s", reason)
         self._on_over()
 
     # --- from the core -------------------------------------------------------------------------------------

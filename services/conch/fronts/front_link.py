@@ -69,12 +69,12 @@ class FrontLink:
         sock: The socket of its messages.
         connections: Passes its connections on, each with its listening socket and its client's address.
         handlers: Handlers of the port.
-        requests: Reads its requests; all fronts have the same, so that equal requests stay known.
+        requests: Reads its requests; all fronts have the same, so that equal requests are recognised.
         open_calls: The calls of the port.
         loop: The loop, which runs.
         clock: Monotonic time in nanoseconds.
         on_serving: Called once it serves.
-        on_heard: Called when it has said that it is alive.
+        on_state: Called with each STATE.
         on_lost: Called once with the reason when it is gone.
 
     Attributes:
@@ -95,7 +95,7 @@ class FrontLink:
         loop: IoLoop,
         clock: Clock,
         on_serving: Callable[[], None],
-        on_heard: Callable[[], None],
+        on_state: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
         self.loop = loop
@@ -106,9 +106,9 @@ class FrontLink:
         self._handlers = handlers
         self._clock = clock
         self._on_serving = on_serving
-        self._on_heard = on_heard
+        self._on_state = on_state
         self._on_lost = on_lost
-        self._heard_ns = 0
+        self._state_ns = 0
         self._lost = False
         self._next_tidy: Timer | None = None
         self._given = self._ended = 0  # connections
@@ -140,13 +140,13 @@ class FrontLink:
 
     @property
     def responsive(self) -> bool:
-        """Whether it takes connections, and has said so lately."""
+        """Whether it takes connections, and has sent STATE lately."""
         return self.serving and self.alive
 
     @property
     def alive(self) -> bool:
-        """Whether it has said lately that it is alive."""
-        return self._clock() - self._heard_ns < _SILENCE_NS
+        """Whether it has sent STATE lately."""
+        return self._clock() - self._state_ns < _SILENCE_NS
 
     def start(self, settings: FrontSettings) -> None:
         """Begins the conversation.
@@ -311,10 +311,10 @@ class FrontLink:
             self.counts = FrontCounts(fields["closed"], fields["ended"], fields["received"])
         except KeyError as error:
             raise WireError(f"a front's state lacks {error}") from None
-        self._heard_ns = self._clock()
+        self._state_ns = self._clock()
         if self._log.changed:
             self._send(Kind.LEVEL, 0, codec.encode_json({"level": self._log.level}))
-        self._on_heard()
+        self._on_state()
 
     # --- to the front --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the core and a front say to each other: packets of the workers' protocol with kinds of their own.
+"""Messages between the core and a front: packets of the workers' protocol with kinds of their own.
 
 Requests that a front has decoded come as EXECUTE, and their responses go as RESPONSES, in the codec's
 encoding: those of one model and one round of the loop are one message. All else of a call has a message of
@@ -66,7 +66,7 @@ _LONG_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """What a front needs to know.
+    """Settings of a front, sent with START.
 
     Attributes:
         port: Limits of its connections.
@@ -85,7 +85,7 @@ class FrontSettings:
 
 
 class CallerFacts(NamedTuple):
-    """What is known of the client of a call; equal for calls with the same metadata on one connection."""
+    """The client of a call, with its metadata; equal for calls with the same metadata on one connection."""
 
     client: str
     certificate_names: tuple[str, ...]

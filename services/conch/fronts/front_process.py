@@ -63,7 +63,7 @@ _CALL_MASK = (1 << CALL_BITS) - 1
 
 
 class _Port(PortState):
-    """A port that tells the front of connections that have ended."""
+    """A port that calls `on_removed` for each connection that has ended."""
 
     on_removed: Any
 
@@ -74,7 +74,7 @@ class _Port(PortState):
 
 
 class _Stream:
-    """A stream whose front end is here: what the core has not been told yet of what its client has read."""
+    """A stream; `read` counts bytes that its client has read since the last READ."""
 
     __slots__ = ("call", "read", "started")
 
@@ -398,7 +398,7 @@ class Front:
         self._send(Kind.STATE, self._ended, codec.encode_json(fields))
 
     def _report(self) -> None:
-        """Says regularly that the front is alive, and what clients have caused."""
+        """Sends STATE regularly."""
         self._send_state()
         self._loop.call_at(self._clock() + _STATE_NS, self._report)
 
@@ -437,7 +437,7 @@ def _ends(packets: int, connections: int, taken: int) -> tuple[MessageStream, Co
 def main(arguments: Sequence[str]) -> None:
     """Serves until the core ends, or ends it."""
     descriptors = list(map(int, arguments))
-    # The core says when to end; service managers send signals to all processes of a service.
+    # The core ends this process; service managers send signals to all processes of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     front = Front(*_ends(*descriptors[:3]))

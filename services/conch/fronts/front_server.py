@@ -3,7 +3,7 @@
 The same fronts have the connections of the HTTP ports, see `http_fronts`.
 
 Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest
-open calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no
+open calls, of equals with the fewest connections. A front that has sent no STATE lately gets none. While no
 front takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
 `RestartPolicy`, as an instance's worker has. A front that is lost takes its connections along; the calls of
 its clients are cancelled.
@@ -203,7 +203,7 @@ class FrontServer:
         streams: Mapping[str, StreamMethod],
         admissions: Mapping[str, Admit],
     ) -> None:
-        """See `RpcServer`; admissions run here, asked for by the fronts."""
+        """See `RpcServer`; admissions run here, at the fronts' ADMIT."""
         self._handlers = Handlers(unary, streams, admissions)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
@@ -307,7 +307,7 @@ class FrontServer:
         return [http for front in self._by_load() if (http := front.http) is not None and http.serving]
 
     def _give_waiting(self) -> None:
-        """Gives connections that wait to a front that has just been heard of."""
+        """Gives connections that wait to a front, as one has just sent STATE."""
         while self._waiting and self._give(*self._waiting[0]):
             self._waiting.popleft()
         if self._stopping:
@@ -461,7 +461,7 @@ class FrontServer:
             loop,
             self._clock,
             on_serving=partial(self._on_serving, front),
-            on_heard=self._give_waiting,
+            on_state=self._give_waiting,
             on_lost=partial(self._on_lost, front),
         )
         limits = replace(self._port.options, most_received_bytes=self._share)

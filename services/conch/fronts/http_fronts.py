@@ -342,7 +342,7 @@ class HttpLink:
         self._connections = connections
         self._given: Counter[int] = Counter()
         self._ended: Counter[int] = Counter()
-        self._unread: Counter[int] = Counter()  # bytes of bodies that the front has not been told are read
+        self._unread: Counter[int] = Counter()  # bytes of bodies that were read since the last READ
         channel = PacketChannel(packets, blocking=False)
         self._stream = MessageStream(channel, in_worker=False, trusted=True, passes_blocks=True)
         self._file = self._stream.channel.fileno()
@@ -369,7 +369,7 @@ class HttpLink:
         self._tidy()
 
     def listen(self, number: int, settings: PortSettings) -> None:
-        """Tells the front of a port."""
+        """Adds a port to the front."""
         self.send(HttpRecord(Record.LISTEN, number, text=codec.encode_json(record_to_json(settings))))
 
     def give(self, port: int, accepted: socket.socket) -> bool:
@@ -542,7 +542,7 @@ class HttpLink:
             self._acknowledge(number, len(record.body))
 
     def _acknowledge(self, number: int, size: int) -> None:
-        """Tells the front, after some pieces of a body, that they were read."""
+        """Reports to the front, after some pieces of a body, that they were read."""
         if number not in self.exchanges:
             return
         unread = self._unread[number] + size

@@ -231,8 +231,8 @@ def _ignore_drain(status: int, details: str) -> None:
 class RemoteStream(RemoteCall, Reader):
     """One bidirectional call; see `StreamCall` for the order of its events.
 
-    Flow control: the front says how much of what was written its client has read, or is about to. Models wait
-    while more than `_MAX_UNREAD_BYTES` are unread; the front holds as much in turn before it says so.
+    Flow control: the front reports how much of what was written its client has read, or is about to. Models
+    wait while more than `_MAX_UNREAD_BYTES` are unread; the front holds as much in turn before it reports it.
     Guarded by the lock: `_backlog`, `_closed`.
     """
 

@@ -148,7 +148,7 @@ def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalSer
     """The server, with and without front processes; several requests run at a time."""
     flags = [f"--access-policy={directory / 'access.toml'}"]
     if request.param:
-        flags.append(f"--front-ends={request.param}")
+        flags += [f"--front-ends={request.param}", "--grpc-transport=own"]
     with serving(directory / "models", flags=flags) as server:
         yield server
 

@@ -345,7 +345,7 @@ def test_a_signal_gives_the_start_up(site: Site) -> None:
         assert server.wait() == 0
         assert not (site.path / "loading-c").exists()
         assert server.output == ""
-        assert site.ran("a") == site.ran("b") == 0
+        assert site.ran("a") == 0  # `b` may have been stopped while it loaded
         assert "Traceback" not in server.errors
 
 

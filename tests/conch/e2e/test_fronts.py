@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import numpy as np
 import numpy.typing as npt
 import psutil
@@ -21,7 +22,7 @@ import tritonclient.grpc as triton
 from tests.support.draining import SERVING, Load
 from tests.support.fronts import front_metrics
 from tests.support.hazards import fronts_of
-from tests.support.http2_peer import FrameType, Http2Peer, call, ping
+from tests.support.http2_peer import ErrorCode, FrameType, Http2Peer, call, ping
 from tests.support.loading import load as load_model
 from tests.support.metrics import scrape
 from tests.support.parts import part_of, parts_request, write_parts
@@ -237,6 +238,15 @@ _OF_THE_MOMENT = ("_us", "ts", "trace_id", "error")
 _OF_THE_PROCESS = re.compile("duration|_bytes|cpu|process_|python_|saturation|repository|conch_front_")
 
 
+def _names_a_bad_client(server: ServerProcess) -> bool:
+    """Whether the log has the verbose record of a client that breaks HTTP/2, here by a PING of 7 bytes."""
+    with closing(Http2Peer(server.address)) as peer:
+        peer.handshake()
+        peer.send(ping(bytes(7)))
+        peer.wait_connection_error(ErrorCode.FRAME_SIZE_ERROR)
+    return "was disconnected" in server.errors
+
+
 def _records(directory: Path, fronts: int) -> tuple[list[str], list[str], dict[str, float]]:
     """What a server tells of requests of all kinds: lines of its log, stamps of its traces, counts."""
     models, access, trace = directory / "models", directory / "access", directory / "trace"
@@ -259,6 +269,9 @@ def _records(directory: Path, fronts: int) -> tuple[list[str], list[str], dict[s
             assert len(list(raw.stream([parts_request(0, 3, 4)]))) == 3
         eventually(lambda: access.read_text().count("\n") == 8, "each has a line")
         found = scrape(server.metrics_url)
+        assert not _names_a_bad_client(server)
+        httpx.post(f"http://{server.http_address}/v2/logging", json={"log_verbose_level": 1})
+        eventually(lambda: _names_a_bad_client(server), "the new level holds in all processes")
     lines = [json.loads(line) for line in access.read_text().splitlines()]
     for line in lines:
         line["client"] = line["client"].rpartition(":")[0]

@@ -10,13 +10,13 @@ view is gone. Sizes are powers of two, so that few blocks serve all messages.
     none   `take` finds no idle block of the size       lent, with a descriptor to be sent
     idle   `take`                                       lent
     lent   last hold is given back                      idle
-    lent   `unmapped`: the receiver can't map it        freed, receiver told to drop it
-    idle   idle for `IDLE_NS`, or over the caps         freed, receiver told to drop it
+    lent   `unmapped`: the receiver can't map it        freed, DROP for the receiver
+    idle   idle for `IDLE_NS`, or over the caps         freed, DROP for the receiver
     =====  ===========================================  ===================================
 
 A side may *pass on* a block that a third process has lent it: it sends the descriptor once, in a message of
 its own, names the block in those that lend it, and keeps its own view until the receiver has returned it. The
-receiver can only read it, and is told to drop it once its maker has freed it.
+receiver can only read it, and gets a DROP once its maker has freed it.
 
 Guarantee: a block of which either side has a view is not idle, so `take` does not return it.
 Threads and locks: both classes are usable from any thread; finalizers of arrays only append to a queue.
@@ -58,7 +58,7 @@ IDLE_NS = 30_000_000_000
 """Longer idle blocks are freed."""
 
 MOST_PASSED_ON = 128
-"""Blocks of third processes that a receiver knows: each takes one of its descriptors."""
+"""Blocks of third processes that a receiver has: each takes one of its descriptors."""
 
 MANY = 16
 MANY_BYTES = 32 * 1024 * 1024

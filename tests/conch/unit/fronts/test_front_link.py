@@ -57,7 +57,7 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
             loop,
             monotonic_ns,
             on_serving=lambda: None,
-            on_heard=lambda: None,
+            on_state=lambda: None,
             on_lost=lost.append,
         )
         found = weakref.ref(link)
