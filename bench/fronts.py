@@ -7,6 +7,8 @@ has a server for each number of fronts. The load generator is h2load with one th
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import resource
 import shutil
@@ -41,13 +43,14 @@ HEADER = (
 
 
 class Load(NamedTuple):
-    """A load: `requests` are those of a run; the warm-up has a quarter."""
+    """A load: `requests` are those of a run; the warm-up has a quarter. `http`: the form of HTTP bodies."""
 
     name: str
     elements: int
     connections: int
     in_flight: int
     requests: int
+    http: str = ""
 
 
 LOADS = {
@@ -57,6 +60,12 @@ LOADS = {
     "64k": Load("FP32 of 16,000 (64 KB), 4 in flight", 16_000, 4, 1, 6000),
     "600k": Load("FP32 of 150,000 (600 KB), 4 in flight", 150_000, 4, 1, 2000),
     "one": Load("FP32 of 16, one client", 16, 1, 1, 6000),
+    "json": Load("HTTP, FP32 of 16 as JSON, 32 in flight", 16, 32, 1, 20_000, "json"),
+    "json-1": Load("HTTP, FP32 of 16 as JSON, one client", 16, 1, 1, 4000, "json"),
+    "json-5k": Load("HTTP, FP32 of 5,000 as JSON, 4 in flight", 5000, 4, 1, 1500, "json"),
+    "gzip-5k": Load("HTTP, FP32 of 5,000 as JSON, gzip, 4 in flight", 5000, 4, 1, 1500, "gzip"),
+    "binary-4k": Load("HTTP, FP32 of 1,000 (4 KB), binary, 32 in flight", 1000, 32, 1, 10_000, "binary"),
+    "binary-600k": Load("HTTP, FP32 of 150,000 (600 KB), binary, 4 in flight", 150_000, 4, 1, 2000, "binary"),
 }
 USUAL = ("small", "600k", "one")
 
@@ -102,18 +111,42 @@ def _request(load: Load, model: str) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
-def _h2load(server: Server, load: Load, body: Path, requests: int) -> tuple[float, float]:
+def _http_request(load: Load) -> tuple[list[str], bytes]:
+    """Headers and body."""
+    values = np.linspace(0, 1, load.elements, dtype=np.float32)
+    tensor: dict[str, object] = {"name": "INPUT0", "datatype": "FP32", "shape": [1, load.elements]}
+    if load.http == "binary":
+        tensor["parameters"] = {"binary_data_size": values.nbytes}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        return [f"inference-header-content-length: {len(head)}"], head + values.tobytes()
+    body = json.dumps({"inputs": [{**tensor, "data": values.tolist()}]}).encode()
+    if load.http == "gzip":
+        return ["content-encoding: gzip", "accept-encoding: gzip"], gzip.compress(body)
+    return [], body
+
+
+def _h2load(server: Server, load: Load, model: str, requests: int) -> tuple[float, float]:
     """Requests a second and the median in microseconds."""
-    with tempfile.NamedTemporaryFile(prefix="conch-h2load-") as times:
+    if load.http:
+        headers, body = _http_request(load)
+        url, protocol = f"http://{server.http}/v2/models/{model}/infer", ["--h1"]
+    else:
+        headers, body = ["content-type: application/grpc", "te: trailers"], _request(load, model)
+        url, protocol = f"http://{server.address}{SERVICE}ModelInfer", ["-w30", "-W30"]
+    with (
+        tempfile.NamedTemporaryFile(prefix="conch-h2load-") as times,
+        tempfile.NamedTemporaryFile(prefix="conch-body-") as file,
+    ):
+        file.write(body)
+        file.flush()
         command = ["h2load", f"-n{requests}", f"-c{load.connections}", f"-m{load.in_flight}", "-t1"]
         command += [
-            "-w30",
-            "-W30",
-            f"-d{body}",
+            *protocol,
+            f"-d{file.name}",
             f"--log-file={times.name}",
-            "-Hcontent-type: application/grpc",
+            *[f"-H{each}" for each in headers],
         ]
-        command += ["-Hte: trailers", f"http://{server.address}{SERVICE}ModelInfer"]
+        command.append(url)
         started = time.monotonic()
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         took_s = time.monotonic() - started
@@ -129,13 +162,15 @@ def _perf(server: Server, load: Load, model: str, requests: int) -> tuple[float,
     return window.throughput, window.p50
 
 
-def measure(server: Server, load: Load, model: str, body: Path) -> Costs:
+def measure(server: Server, load: Load, model: str) -> Costs:
     """Runs a load after its warm-up."""
     has_h2load = shutil.which("h2load") is not None
+    if load.http and not has_h2load:
+        raise SystemExit("bench.fronts: loads over HTTP need h2load")
 
     def run(requests: int) -> tuple[float, float]:
         if has_h2load:
-            return _h2load(server, load, body, requests)
+            return _h2load(server, load, model, requests)
         return _perf(server, load, model, requests)
 
     run(load.requests // 4)
@@ -164,10 +199,7 @@ def _round(
     try:
         for name in loads:
             for model in models:
-                with tempfile.NamedTemporaryFile(prefix="conch-body-") as body:
-                    body.write(_request(LOADS[name], MODELS[model]))
-                    body.flush()
-                    found[f"{name} {model}"] = measure(server, LOADS[name], MODELS[model], Path(body.name))
+                found[f"{name} {model}"] = measure(server, LOADS[name], MODELS[model])
     finally:
         server.stop()
     return found

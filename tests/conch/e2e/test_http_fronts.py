@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,13 @@ from tests.support.servers import (
     write_steps,
 )
 
+from conch.frontends.http.infer.infer_request import RequestDecoder
+from conch.frontends.http.infer.infer_response import ResponseEncoder
+
 pytestmark = pytest.mark.slow
 
 INFER = "/v2/models/probe/infer"
+BINARY_OUT = {"name": "OUT", "parameters": {"binary_data": True}}
 LONG = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -73,30 +81,97 @@ def _in_chunks(body: bytes) -> Iterator[bytes]:
         yield body[start : start + 100_000]
 
 
-def _asked(client: httpx.Client) -> list[tuple[int, dict[str, str], bytes]]:
-    """The answers to requests of all kinds."""
+Asked = tuple[str, str, dict[str, str], Any]
+"""Method, path, headers and body."""
+
+
+def _packed(body: bytes, coding: str) -> bytes:
+    pack = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}.get(coding, bytes)
+    return pack(body)
+
+
+def _plain() -> list[Asked]:
+    """Infer requests that fronts decode, and whose responses they encode."""
+    found: list[Asked] = []
+    for count, coding, accepted in product((1, 20_000), ("", "gzip", "deflate"), ("", "gzip")):
+        head, binary = _binary(count)
+        for own, body in (
+            ({}, _json(count)),
+            ({}, _json(count, outputs=[BINARY_OUT], id="é")),
+            (head, binary),
+        ):
+            codings = {"content-encoding": coding, "accept-encoding": accepted}
+            found.append(("POST", INFER, {**own, **codings}, _packed(body, coding)))
+    orders = {"parameters": {"x": 1.5, "y": 2**60, "z": "é", "priority": 1, "timeout": 10**9}}
+    found += [
+        ("POST", "/v2/models/probe/versions/1/infer", {}, _json(2, **orders)),
+        ("POST", INFER, {}, _json(2, outputs=[])),
+        ("POST", INFER, {}, _json(2, parameters={"error": "UNAVAILABLE"})),
+        ("POST", INFER, {}, _json(3).replace(b"0.5, 0.5", b"NaN, -0")),
+        ("POST", INFER, {"expect": "100-continue"}, _json(50_000)),
+        ("POST", INFER, *_binary(1_000_000)),
+        ("POST", "/v2/models/long/infer", {}, _json(1).replace(b"[1, 1]", b"[1]")),  # not sent at once
+    ]
+    return found
+
+
+def _others() -> list[Asked]:
+    """Requests of all other kinds."""
     large_head, large = _binary(1_000_000)
-    one = _json(1).replace(b"[1, 1]", b"[1]")
-    requests: list[tuple[str, str, dict[str, str], Any]] = [
+    short_head, short = _binary(10)
+    region = b'"parameters": {"shared_memory_region": "x", "shared_memory_byte_size": 8}'
+    infers = [
+        (large_head, _in_chunks(large)),
+        (short_head, short[:-1]),
+        (short_head, short.replace(b"[1, 10]", b"[1, 11]")),
+        ({"inference-header-content-length": "0"}, b"\0" * 8),
+        ({"inference-header-content-length": "x"}, _json()),
+        ({"content-encoding": "br"}, _json()),
+        ({"content-encoding": "gzip"}, _json()),
+        ({"content-encoding": "gzip"}, gzip.compress(_json())[:-20]),
+        ({"content-encoding": "gzip"}, gzip.compress(b" " * 5_000_000)),  # more than is taken
+        *(
+            ({}, body)
+            for body in (
+                b"{",
+                b"",
+                b"{" * 70_000,
+                _json(2, parameters={"x": "\ud800"}),
+                _json(3).replace(b"0.5, 0.5", b"1e999, 0"),
+                _json(
+                    3_000, outputs=[{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "SEEN"}]
+                ),
+                _json(2, outputs=[{"name": "OUT", "parameters": {"classification": 1}}]),
+                _json(2, outputs=[{"name": "none"}]),
+                _json(2, parameters={"sequence_id": 7, "sequence_start": True}),
+                _json(2).replace(b"[1, 2]", b"[1, 3]"),
+                _json(2).replace(b"FP32", b"FP16"),
+                _json(2).replace(b"FP32", b"BYTES"),
+                _json(2).replace(b"FP32", b"X"),
+                _json(2).replace(b'"data": [0.5, 0.5]', region),
+                _json(400_000),  # in JSON more than is taken
+            )
+        ),
+    ]
+    return [
+        *(("POST", INFER, headers, body) for headers, body in infers),
         ("GET", "/v2", {}, None),
         ("HEAD", "/v2", {}, None),
         ("GET", "/v2/models/probe/config", {}, None),
+        ("GET", INFER, {}, None),
         ("GET", "/nowhere?x=y", {}, None),
         ("DELETE", "/v2", {}, None),
-        ("POST", INFER, {}, _json()),
-        ("POST", INFER, {"accept-encoding": "gzip"}, _json(5000)),
-        ("POST", INFER, {}, b"{"),
-        ("POST", INFER, {}, b""),
-        ("POST", INFER, large_head, large),
-        ("POST", INFER, large_head, _in_chunks(large)),
-        ("POST", INFER, {"expect": "100-continue"}, _json(50_000)),
         ("POST", "/v2/models/unknown/infer", {}, _json()),
-        ("POST", "/v2/models/long/infer", {}, one),  # more than is sent at once
+        ("POST", "/v2/models/unknown/infer", {"content-encoding": "gzip"}, gzip.compress(_json(9000))),
+        ("POST", "/v2/models/steps/infer", {}, _json()),
         ("POST", "/v2/models/probe/generate", {}, b'{"IN": [1, 2.5]}'),
         ("POST", "/v2/models/steps/generate_stream", {}, b'{"IN": [1], "steps": "ok ok final"}'),
         ("POST", "/v2/repository/index", {"origin": "http://elsewhere"}, b"{}"),
         ("POST", "/v2/models/probe/trace/setting", {}, b" " * 10_000),  # more than is taken
     ]
+
+
+def _answers(client: httpx.Client, requests: list[Asked]) -> list[tuple[int, dict[str, str], bytes]]:
     found = []
     for method, path, headers, body in requests:
         reply = client.request(method, path, headers=headers, content=body)
@@ -105,21 +180,37 @@ def _asked(client: httpx.Client) -> list[tuple[int, dict[str, str], bytes]]:
     return found
 
 
-def test_answers_are_those_without_fronts(tmp_path: Path) -> None:
+def test_answers_are_those_without_fronts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core neither decodes nor encodes what a front can."""
     write_probe(tmp_path)
     write_steps(tmp_path)
     write_model(tmp_path, "long", LONG_CONFIG, {"model.py": LONG})
+    done: list[str] = []
+    for coder in (RequestDecoder, ResponseEncoder):
+        monkeypatch.setattr(coder, "__call__", _noting(coder.__call__, done, coder.__name__))
     answers = []
     for fronts in (0, 2):
+        flags = [f"--front-ends={fronts}", "--id=s", "--http-max-input-size=2000000"]
         with (
-            serving(tmp_path, flags=[f"--front-ends={fronts}", "--id=s"]) as server,
+            serving(tmp_path, flags=flags) as server,
             httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S) as client,
         ):
-            answers.append(_asked(client))
+            done.clear()
+            plain = _answers(client, _plain())
+            assert set(done) == (set() if fronts else {"RequestDecoder", "ResponseEncoder"})
+            answers.append(plain + _answers(client, _others()))
             connections = front_metrics(server, "conch_front_connections")
             assert sum(connections) == (1 if fronts else 0)
     for without, having in zip(*answers, strict=True):
         assert having == without
+
+
+def _noting(call: Callable[..., Any], done: list[str], name: str) -> Callable[..., Any]:
+    def note(*arguments: Any, **named: Any) -> Any:
+        done.append(name)
+        return call(*arguments, **named)
+
+    return note
 
 
 class _Stream:
