@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -86,8 +85,9 @@ Asked = tuple[str, str, dict[str, str], Any]
 
 
 def _packed(body: bytes, coding: str) -> bytes:
-    pack = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}.get(coding, bytes)
-    return pack(body)
+    if not coding:
+        return body
+    return gzip.compress(body, mtime=0) if coding == "gzip" else zlib.compress(body)
 
 
 def _plain() -> list[Asked]:
