@@ -1,7 +1,7 @@
 """What core and fronts say to each other about HTTP.
 
-Infer requests that a front has decoded come as EXECUTE, and their responses go as RESPONSES, as those of
-[gRPC](front_messages.py): the number of each is ``head << 32 | exchange``. All else are records, those of one
+Infer requests that a front has decoded come as EXECUTE, and their responses go as RESPONSES, as those of gRPC
+do (`front_messages`); the number of each is ``head << 32 | exchange``. All else are records, those of one
 round in a message:
 
     ========  ======  ============================================  =====================================

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,14 +63,14 @@ def _json(count: int = 2, **more: Any) -> bytes:
     return json.dumps({"inputs": [tensor], **more}).encode()
 
 
-def _binary(count: int) -> tuple[dict[str, str], bytes]:
+def _binary(count: int, **more: Any) -> tuple[dict[str, str], bytes]:
     tensor = {
         "name": "IN",
         "shape": [1, count],
         "datatype": "FP32",
         "parameters": {"binary_data_size": 4 * count},
     }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}, **more}).encode()
     data = np.arange(count, dtype=np.float32).tobytes()
     return {"inference-header-content-length": str(len(head))}, head + data
 
@@ -86,8 +85,9 @@ Asked = tuple[str, str, dict[str, str], Any]
 
 
 def _packed(body: bytes, coding: str) -> bytes:
-    pack = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}.get(coding, bytes)
-    return pack(body)
+    if not coding:
+        return body
+    return gzip.compress(body, mtime=0) if coding == "gzip" else zlib.compress(body)
 
 
 def _plain() -> list[Asked]:
@@ -122,6 +122,7 @@ def _others() -> list[Asked]:
     region = b'"parameters": {"shared_memory_region": "x", "shared_memory_byte_size": 8}'
     infers = [
         (large_head, _in_chunks(large)),
+        _binary(1_000_000, outputs=[BINARY_OUT, {"name": "SEEN"}]),
         (short_head, short[:-1]),
         (short_head, short.replace(b"[1, 10]", b"[1, 11]")),
         ({"inference-header-content-length": "0"}, b"\0" * 8),

@@ -224,9 +224,8 @@ class HttpExchange:
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
-        self.unread = self.began = self.done = self.complete = self.held = self._chunked = self.decoded = (
-            False
-        )
+        self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
+        self.decoded = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
         self.hooks: ExchangeHooks | None = None

@@ -7,6 +7,8 @@ The way of a request, by thread; no locks:
 3. Any thread, such as the model's: `_respond` encodes the response. What takes long is left to the pool.
 4. Event loop: `InferCall.send` sends the reply, which has come through the `ReplyMailbox`.
 
+With front processes, the front may decode the body before step 2, and encode the response in place of step 3.
+
 A request that is refused gets its reply in step 1 or 2 (`_refuse`). After a disconnect, `InferCall.abandon`
 cancels the request.
 """
