@@ -56,8 +56,12 @@ class Backlog:
     @property
     def behind(self) -> bool:
         """Whether there is too much, in this stream or in all together; also without the lock."""
+        return self.exceeds(self._most_bytes)
+
+    def exceeds(self, most_bytes: int) -> bool:
+        """As `behind`, with another bound of the stream."""
         size = self.size
-        return size > self._most_bytes or (size > LEAST_OF_ONE and self._unread.total > MOST_OF_ALL)
+        return size > most_bytes or (size > LEAST_OF_ONE and self._unread.total > MOST_OF_ALL)
 
     def resize(self, size: int) -> None:
         """Sets the bytes."""

@@ -40,6 +40,7 @@ from conch.frontends.grpc.transport.transport_server import wire
 from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.operations.operation_table import INFER
 from conch.frontends.thread_pool import ThreadPool
+from conch.frontends.unread_bytes import LEAST_OF_ONE
 from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.front_http import HttpFront
@@ -154,6 +155,7 @@ class Front:
         ]
         port = self._port = _Port(settings.port, self._clock)
         port.on_removed = self._connection_ended
+        port.open_calls.most_unread_bytes = LEAST_OF_ONE  # so that the core counts the rest as unread
         port.use(self._loop)
         port.unary = {method: partial(self._open, method) for method in settings.unary}
         port.unary[INFER.grpc_method] = self._infer

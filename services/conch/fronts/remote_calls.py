@@ -17,13 +17,11 @@ from conch.core.request import Reader
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
-from conch.frontends.unread_bytes import Backlog
 from conch.fronts.front_messages import Answer, CallerFacts
 from conch.workers.protocol.tensors import Payload
 
 _INTERNAL = 13
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
-_MAX_UNREAD_BYTES = 64 << 20
 
 
 class CallLink(Protocol):
@@ -232,7 +230,7 @@ class RemoteStream(RemoteCall, Reader):
     """One bidirectional call; see `StreamCall` for the order of its events.
 
     Flow control: the front reports how much of what was written its client has read, or is about to. Models
-    wait while more than `_MAX_UNREAD_BYTES` are unread; the front holds as much in turn before it reports it.
+    wait while more than `MOST_UNREAD_BYTES` are unread.
     Guarded by the lock: `_backlog`, `_closed`.
     """
 
@@ -249,7 +247,7 @@ class RemoteStream(RemoteCall, Reader):
     def __init__(self, link: CallLink, number: int, facts: CallerFacts, deadline_ns: int | None) -> None:
         RemoteCall.__init__(self, link, number, facts, deadline_ns)
         self._lock = threading.Lock()
-        self._backlog = Backlog(link.open_calls.unread, _MAX_UNREAD_BYTES)
+        self._backlog = link.open_calls.new_backlog()
         self._closed = False
         self._on_message: Callable[[Buffer | None], None] = _ignore_message
         self._on_cancel: Callable[[], None] | None = None

@@ -21,6 +21,7 @@ import pytest
 from tests.support.calls import STREAM
 from tests.support.hazards import blocks_of, workers_of
 from tests.support.servers import (
+    FRONT_ENDS,
     IN_PROCESS,
     WAIT_S,
     RawClient,
@@ -196,8 +197,10 @@ def test_all_streams_together_have_a_bound(tmp_path: Path, monkeypatch: pytest.M
         flood = FloodingModel(server.address, tmp_path / "log")
         calls = [stack.enter_context(stream(flood, request(60))) for _ in range(count)]
         flood.wait_until_it_waits()
-        # Each may have a block beyond the least of one, and some in windows and sockets' buffers.
-        assert flood.sent <= (BOUND + SLACK) // BLOCK + 2 * count
+        # Each may have a block beyond the least of one, which its front has too, and some in windows and
+        # sockets' buffers.
+        least = 2 if FRONT_ENDS == "0" else 3
+        assert flood.sent <= (BOUND + SLACK) // BLOCK + least * count
         assert [sum(1 for _ in call) for call in calls] == [60 - 1] * count
 
 

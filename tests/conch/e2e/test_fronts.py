@@ -49,7 +49,7 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _SIZES = (4, 20_000)
 """Elements of tensors that travel in a message, and in a block."""
 _WAITING = 64 << 20
-"""Bytes of a stream that wait for a front, and as many in it for the client."""
+"""Bytes of a stream that wait for its client."""
 
 
 def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: float = WAIT_S) -> Values:
@@ -177,7 +177,7 @@ def _sent(client: triton.InferenceServerClient) -> int:
 def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
     """What waits for it is bounded, here of a stream of 400 MB. Once it goes on, all of that comes."""
     count, width = 100, 1 << 20
-    least, most = _WAITING // (4 * width), 3 * _WAITING // (4 * width)
+    least, most = _WAITING // (4 * width), 2 * _WAITING // (4 * width)
     values = np.arange(4, dtype=np.float32)
     write_parts(tmp_path)
     with (
@@ -191,7 +191,7 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
         hanging = sorted(fronts_of(server), key=lambda front: front.pid)[connections.index(1)]
         hanging.suspend()
         try:
-            eventually(lambda: _sent(other) > least, "answers wait for it")
+            eventually(lambda: _sent(other) >= least, "answers wait for it")
             for _ in range(30):
                 assert np.array_equal(_infer(other, values), values)
             eventually(lambda: _answers(server, values), "a new client gets another front")

@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from conch.frontends.unread_bytes import UnreadBytes
+from conch.frontends.unread_bytes import Backlog, UnreadBytes
+
+MOST_UNREAD_BYTES = 64 << 20
+"""Bytes that a stream's client has yet to read, above which models wait and no further message is taken."""
 
 
 class Drained(Protocol):
@@ -24,15 +27,21 @@ class OpenCalls:
     Attributes:
         unary: The unary calls; each adds itself, atomic and without a lock.
         unread: What the clients of all streams have yet to read.
+        most_unread_bytes: What the client of one stream may have to read before it is behind.
     """
 
     def __init__(self) -> None:
         self.unread = UnreadBytes()
+        self.most_unread_bytes = MOST_UNREAD_BYTES
         self.unary: set[Any] = set()
         self._streams: set[Drained] = set()
         self._changed = threading.Condition()
         self._awaited = False
         self._drain: tuple[int, str] | None = None
+
+    def new_backlog(self) -> Backlog:
+        """The backlog of a further stream."""
+        return Backlog(self.unread, self.most_unread_bytes)
 
     def add_stream(self, stream: Drained) -> None:
         """Adds a stream; drains it if streams are being drained."""

@@ -32,9 +32,7 @@ from conch.frontends.grpc.adapter.batch_operations import (
 from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
-from conch.frontends.unread_bytes import Backlog
 
-_MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
 _IDLE_TICK_S = 0.02
 _QUIET_TICK_S = 0.1
@@ -275,7 +273,7 @@ class StreamCall(Call, Reader):
     allow the next message, which another thread may handle. When the server stops, `on_drain` is called
     with the status to close with once nothing is in flight.
 
-    Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all streams
+    Flow control: no message is read while more than `MOST_UNREAD_BYTES` are unsent, or fewer if all streams
     together have too many. What is written is taken in any case: the call is the `Reader` of its requests.
 
     State, guarded by the lock; the fields are independent:
@@ -310,7 +308,7 @@ class StreamCall(Call, Reader):
         self._call = event.call
         self._open = open_calls
         self._lock = threading.Lock()
-        self._backlog = Backlog(open_calls.unread, _MAX_UNSENT_BYTES)
+        self._backlog = open_calls.new_backlog()
         self._outbox: deque[bytes] = deque()
         self._paused = False
         self._writing = True  # until the headers, which `start` sends, are out

@@ -16,7 +16,7 @@ from conch.access.principals import Grant
 from conch.core.io_loop import IoLoop
 from conch.core.request import Reader
 from conch.core.tensor import Buffer
-from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
 from conch.frontends.grpc.transport.messages import (
     PREFIX,
@@ -36,14 +36,12 @@ from conch.frontends.grpc.transport.metadata import (
     head_with,
     trailers,
 )
-from conch.frontends.unread_bytes import Backlog
 
 _OK = 0
 _CANCELLED = 1
 _INTERNAL = 13
 _UNIMPLEMENTED = 12
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
-_MAX_UNSENT_BYTES = 64 << 20
 _LEAST_PATIENCE_NS = 10_000_000
 _NO_BUFFERS: tuple[Buffer, ...] = ()
 
@@ -408,7 +406,7 @@ class StreamCall(Call, Reader):
     allow the next message, which another thread may handle. When the server stops, `on_drain` is called
     with the status to close with once nothing is in flight.
 
-    Flow control: no message is delivered while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all
+    Flow control: no message is delivered while more than `MOST_UNREAD_BYTES` are unsent, or fewer if all
     streams together have too many; what the client sends meanwhile is withheld from its window. What is
     written is taken in any case: the call is the `Reader` of its requests.
 
@@ -440,7 +438,7 @@ class StreamCall(Call, Reader):
         self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
         self._lock = threading.Lock()
-        self._backlog = Backlog(connection.open_calls.unread, _MAX_UNSENT_BYTES)
+        self._backlog = connection.open_calls.new_backlog()
         self._outbox: deque[tuple[Buffer, ...]] = deque()
         self._send_queued = False
         self._closing: Pairs | None = None
@@ -503,7 +501,8 @@ class StreamCall(Call, Reader):
             return  # the loop below goes on
         self._delivering = True
         try:
-            while self._wanted and self._inbox and not self.ended and not self._backlog.behind:
+            exceeds = self._backlog.exceeds
+            while self._wanted and self._inbox and not self.ended and not exceeds(MOST_UNREAD_BYTES):
                 self._wanted = False
                 message = self._inbox.popleft()
                 if isinstance(message, CompressedMessage):
