@@ -85,6 +85,8 @@ def test_a_rollout_is_watched_and_aborted(tmp_path: Path) -> None:
         page.get_by_role("row", name="front 1").wait_for()
         page.get_by_role("link", name="m", exact=True).first.wait_for()
         visit.picture("overview-rollout")
+        page = visit.open("models")
+        page.locator(".badge", has_text="champion").wait_for()
         page = visit.open("models/m/rollout")
         page.get_by_role("button", name="Abort").click()
         page.get_by_role("dialog").get_by_role("button", name="Abort").click()
