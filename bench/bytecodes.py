@@ -25,8 +25,9 @@ import numpy.typing as npt
 import psutil
 
 from bench.protocol import Probe
-from bench.servers import COMMON, FRONT, ROOT, Command, Ports, Server, conch_command
+from bench.servers import COMMON, FRONT, REPOSITORIES, ROOT, Command, Ports, Server, conch_command
 
+ROUTED = (REPOSITORIES / "routed",)
 TRACING = ROOT / "bench" / "tracing"
 WRITE_DEADLINE = 30.0
 
@@ -53,12 +54,13 @@ class Function:
 
 @dataclass(frozen=True)
 class Walk:
-    """A kind of request: a model, what makes a function that asks once, flags of the server and a key."""
+    """A kind of request: a model and what makes a function that asks once, with what its server has."""
 
     model: str
     prepare: Callable[[Server, Probe, str], Callable[[], object]]
     flags: tuple[str, ...] = ()
     key: str = ""
+    repositories: tuple[Path, ...] = COMMON
 
 
 def _values(probe: Probe, model: str) -> npt.NDArray[np.float32]:
@@ -98,6 +100,8 @@ WALKS = {
     "access": Walk(
         "identity_fp32", _by_grpc, (f"--access-policy={ROOT}/bench/access.toml",), "bench-key-of-steady"
     ),
+    "chance": Walk("routed_by_chance", _by_grpc, repositories=ROUTED),
+    "sticky": Walk("routed_by_key", _by_grpc, repositories=ROUTED),
     "load": Walk("identity_fp32", _loads, ("--model-control-mode=explicit", "--load-model=identity_fp32")),
 }
 
@@ -114,7 +118,7 @@ def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function
         The functions of each process that had to do with the requests, those with the most bytecodes first.
     """
     with tempfile.TemporaryDirectory() as folder:
-        server = Server("conch-bytecodes", lambda ports: _counting(ports, folder, walk.flags))
+        server = Server("conch-bytecodes", lambda ports: _counting(ports, folder, walk))
         server.start()
         try:
             server.wait_for_http()
@@ -133,9 +137,9 @@ def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function
         return {name: functions for name, functions in read.items() if total(functions) > 10}
 
 
-def _counting(ports: Ports, folder: str, flags: tuple[str, ...]) -> Command:
+def _counting(ports: Ports, folder: str, walk: Walk) -> Command:
     inherited = "--backend-config=python,pass-environment=CONCH_BYTECODES"
-    command = conch_command(ports, COMMON, [inherited, *flags])
+    command = conch_command(ports, walk.repositories, [inherited, *walk.flags])
     path = os.pathsep.join(filter(None, (str(TRACING), os.environ.get("PYTHONPATH"))))
     return Command(command.arguments, {"PYTHONPATH": path, "CONCH_BYTECODES": folder})
 

@@ -13,6 +13,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch.core.spec import TensorSpec
 from conch_console.live_feed import event_object
+from conch_control.lifecycle.model_index import NOT_RESIDENT
 from conch_control.port import AgentPort, ModelStatus
 
 _MOST_EVENTS = 500
@@ -96,7 +97,8 @@ class ModelViews:
             "name": status.name,
             "shown": self._registry.name_of(status.name),
             "location": status.location,
-            "reason": status.reason,
+            # A model that waits for its first request has not failed.
+            "reason": "" if status.reason == NOT_RESIDENT else status.reason,
             "versions": [
                 {
                     "version": each.version,
@@ -106,6 +108,9 @@ class ModelViews:
                     "bytes": each.host_bytes,
                     "staged": each.done_bytes,
                     "staging": each.total_bytes,
+                    "labels": sorted(
+                        label for label, named in status.labels.items() if named == each.version
+                    ),
                 }
                 for each in status.versions
             ],

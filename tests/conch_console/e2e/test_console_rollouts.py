@@ -86,6 +86,8 @@ def test_a_rollout_is_watched_and_aborted(tmp_path: Path) -> None:
         page.get_by_role("link", name="m", exact=True).first.wait_for()
         page.locator(".events li", has_text="Paused").first.wait_for()
         visit.picture("overview-rollout")
+        page = visit.open("models")
+        page.locator(".badge", has_text="champion").wait_for()
         page = visit.open("models/m/rollout")
         page.get_by_role("button", name="Abort").click()
         page.get_by_role("dialog").get_by_role("button", name="Abort").click()

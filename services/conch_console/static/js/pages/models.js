@@ -57,7 +57,7 @@ function Versions({ model }) {
   if (!shown.length) return html`<${Phase} phase=${Store.phaseOf(model)} title=${model.reason} />`;
   return html`<span class="versions">${shown.map((version) => {
     const staged = version.phase === "STAGING" && version.staging ? ` ${format.percent(version.staged / version.staging)}` : "";
-    return html`<span key=${version.version}><b>${version.version}</b> <${Phase} phase=${version.phase} title=${version.reason} />${staged}</span>`;
+    return html`<span key=${version.version}><b>${version.version}</b> <${Phase} phase=${version.phase} title=${version.reason} />${staged}${(version.labels || []).map((label) => html` <span class="badge">${label}</span>`)}</span>`;
   })}</span>`;
 }
 
