@@ -179,23 +179,23 @@ class _Usage:
 
     Attributes:
         uses: Ended requests of the resident models.
-        idle: Resident models without requests.
-        leaving: Models that are being unloaded.
+        resident: Versions of the resident models.
+        leaving: Versions of the models that are being unloaded.
     """
 
     uses: dict[str, int] = field(default_factory=dict)
-    idle: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
+    resident: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
     leaving: dict[Holding, tuple[Servable, ...]] = field(default_factory=dict)
 
     def is_busy(self, holding: Holding) -> bool:
         """Whether a holding has requests or live sequences, or came into memory since.
 
-        Models that were idle are looked at again: the eviction of one with a sequence, or with a request that
-        calls another model, waits for its end, and what is to happen before that may need the memory.
+        The eviction of a model with a sequence, or with a request that calls another model, would wait for
+        its end, and what is to happen before that may need the memory.
         """
         if holding.state is HoldingState.UNLOADING:
             return any(map(_is_busy, self.leaving.get(holding, ())))
-        models = self.idle.get(holding.name)
+        models = self.resident.get(holding.name)
         return models is None or any(map(_is_busy, models))
 
 
@@ -707,23 +707,20 @@ class Residency:
             usage = _Usage(leaving=dict(self._leaving))
         for name in names:
             entry = self._registry.entries.get(name)
-            models = () if entry is None else tuple(entry.ready.values())
+            models = usage.resident[name] = () if entry is None else tuple(entry.ready.values())
             usage.uses[name] = _uses_of(models)
-            if not any(map(_is_busy, models)):
-                usage.idle[name] = models
         return usage
 
     def _note_uses(self, usage: _Usage, now: int) -> None:
-        for holding in self._plan.resident():
-            uses = usage.uses.get(holding.name)
-            seen = self._seen.setdefault(holding.name, _Seen())
-            if uses is None or uses == seen.uses:
+        for name, uses in usage.uses.items():
+            holding, seen = self._plan.holding(name), self._seen.get(name)
+            if holding is None or seen is None or uses == seen.uses:
                 continue
             seen.uses = uses
             self._unsaved = True
             seen.looks += 1
             if seen.looks > 1:  # the first ones are those that it was loaded for
-                self._plan.used(holding.name, now)
+                self._plan.used(name, now)
             else:
                 holding.used_ns = now
 
