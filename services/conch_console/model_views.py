@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.core.errors import NotFoundError
+from conch.core.model_control import NOT_RESIDENT
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch.core.spec import TensorSpec
 from conch_console.live_feed import event_object
-from conch_control.lifecycle.model_index import NOT_RESIDENT
 from conch_control.port import AgentPort, ModelStatus
 
 _MOST_EVENTS = 500

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.support.agents import FakeAgent
 
+from conch.core.model_control import NOT_RESIDENT
 from conch.core.registry import Registry
 from conch_console.model_views import ModelViews
-from conch_control.lifecycle.model_index import NOT_RESIDENT
 from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
 
