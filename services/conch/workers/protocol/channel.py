@@ -767,13 +767,29 @@ class PacketChannel:
                 if self.backlog_bytes <= ROOM // 2:
                     self._room.notify_all()
             try:
-                self._sock.sendmsg(parts, _rights(fds) if fds else [], _SEND)
-            except OSError:
+                self._send_patiently(parts, fds)
+            except (OSError, ValueError):
                 self.shut_down()
                 with self.lock:
                     self._drop_backlog()
             finally:
                 _close(fds)
+
+    def _send_patiently(self, parts: Sequence[Buffer], fds: Sequence[int]) -> None:
+        """Sends a message; waits until there is room.
+
+        Raises:
+            OSError: It can't be sent.
+            ValueError: The socket is closed.
+        """
+        while True:
+            try:
+                self._sock.sendmsg(parts, _rights(fds) if fds else [], _SEND)
+                return
+            except BlockingIOError:  # uvloop makes what it watches non-blocking
+                poll = select.poll()
+                poll.register(self._sock, select.POLLOUT)
+                poll.poll()
 
     def _call_waiting(self) -> None:
         """Calls what waits for room; without the lock, as it may send on other channels."""
