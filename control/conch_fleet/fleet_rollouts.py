@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError, FailedPreconditionError, NotFoundError, UnavailableError
@@ -323,6 +323,14 @@ class FleetRollouts(RolloutCalls):
 
     # --- calls: RolloutCalls
 
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """See `RolloutControl.start_rollout`."""
+        try:
+            return super().start_rollout(name, declaration, again)
+        finally:
+            if name in self._declared:
+                self._direct(name)
+
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a version, once its servers serve it, or removes it with None.
 
@@ -355,6 +363,13 @@ class FleetRollouts(RolloutCalls):
 
     def _declare_again(self, identifier: str) -> None:
         self.declare(identifier)
+        with self._changed:
+            if identifier in self._managed or identifier not in self._views:
+                return
+            # Servers answer only for what is managed, and the plan begins with what they serve.
+            self._managed[identifier] = _Managed(Declaration(), False, Progress())
+        for server, courier in self._couriers.items():
+            self._try(server, courier, identifier)
 
     def _with_labels(self, identifier: str, declared: Declaration) -> Declaration:
         named = self._labelled.get(identifier)

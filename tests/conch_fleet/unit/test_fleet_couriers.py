@@ -7,12 +7,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.agents import FakeAgent
 from tests.support.control_ports import served
 from tests.support.servers import WAIT_S, eventually
 from tests.support.sites import Site
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch.core.rollouts import RolloutTransition
 from conch_control.canary.managed import ManagedBy, ManagedReport
 from conch_control.remote_api.client import ModelControlClient
@@ -92,4 +93,23 @@ def test_what_is_held_out_stays_so_on_all_servers_without_its_rollout(site: Site
             rollouts.declare("m")
             agent.load("m", {})
             eventually(lambda: site.serving("m").keys() == {2}, "other files are free")
+            rollouts.stop()
+
+
+def test_a_call_starts_a_rollout_of_a_model_that_had_none(site: Site) -> None:
+    site.model("m")
+    agent = site.agent()
+    agent.load("m", {})
+    site.model("m", {2: "ok"}, None)
+    with served(agent) as (_, target):
+        remote = RemoteAgent(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S))
+        rollouts = FleetRollouts([remote], Models(site.repository), 2.0, None)
+        with closing(rollouts), closing(remote):
+            rollouts.start()
+            with pytest.raises(FailedPreconditionError, match="version 3 is not in the repository"):
+                rollouts.start_rollout("m", {"rollout": {"candidate": 3}}, False)
+            eventually(lambda: not agent.rollouts(), "the server has none of its own")
+            rollouts.start_rollout("m", {"rollout": {"candidate": 2, "steps": ["50% 1h"]}}, False)
+            eventually(lambda: [each.state for each in agent.rollouts()] == ["STEP"], "it begins")
+            assert (agent.rollout("m").stable, rollouts.rollout("m").stable) == (1, 1)
             rollouts.stop()
