@@ -190,10 +190,9 @@ class RemoteExchange(HttpExchange):
         if then is not None:
             then()
 
-    def take_decoded(self) -> DecodedRequest:
-        """Returns what the front has decoded, and no longer keeps it."""
+    def take_decoded(self) -> DecodedRequest | None:
+        """Returns what the front has decoded, and no longer keeps it; None for nothing."""
         decoded, self._decoded = self._decoded, None
-        assert decoded is not None, "it is taken once"
         return decoded
 
     def leave_encoding(self, request: InferenceRequest, response: InferenceResponse) -> FrontReply | None:

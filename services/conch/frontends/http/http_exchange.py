@@ -397,9 +397,9 @@ class HttpExchange:
             return
         self._connection.finished(self)
 
-    def take_decoded(self) -> DecodedBody:
-        """Returns what a front has `decoded`, and no longer keeps it."""
-        raise NotImplementedError
+    def take_decoded(self) -> DecodedBody | None:
+        """Returns what a front has `decoded`, and no longer keeps it; None for nothing."""
+        return None
 
     def leave_encoding(self, request: InferenceRequest, response: InferenceResponse) -> FrontReply | None:
         """Leaves the response to a `decoded` request to its front; any thread. None if it can't have it."""

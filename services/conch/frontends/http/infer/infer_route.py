@@ -237,8 +237,9 @@ class InferRoute:
         if exchange.unread:
             call.send(self._refuse(call, None, self._unread_error(call)))
             return
-        body = exchange.take_decoded() if exchange.decoded else exchange.take_body()
-        if exchange.decoded or call.head.is_short(exchange.size):
+        decoded = exchange.take_decoded() if exchange.decoded else None
+        body = exchange.take_body() if decoded is None else decoded
+        if decoded is not None or call.head.is_short(exchange.size):
             try:
                 refusal = self._submit(call, body, True)
             except (LargeBindingsError, SlowTextError):
