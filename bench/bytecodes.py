@@ -1,7 +1,8 @@
 """Counts the bytecodes and calls of a request, by function: ``python -m bench.bytecodes [--walk NAME]``.
 
-Times on a small or busy machine differ by more than most changes save; counts hardly differ. They leave
-out what C code does, gRPC's above all, so a change that saves bytecodes still has to be timed.
+Times on a small or busy machine differ by more than most changes save; counts do not: limits of time are
+lifted where it counts (see `bench/tracing`), and what a function runs seldom or by time is no part of a walk.
+Counts leave out what C code does, gRPC's above all, so a change that saves bytecodes still has to be timed.
 `bench.ratchet` compares the same counts with those on record.
 """
 
@@ -16,7 +17,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +31,9 @@ from bench.servers import COMMON, FRONT, REPOSITORIES, ROOT, Command, Ports, Ser
 
 ROUTED = (REPOSITORIES / "routed",)
 TRACING = ROOT / "bench" / "tracing"
-WRITE_DEADLINE = 30.0
+WRITE_DEADLINE = 60.0
+_WARM_UP = 30
+"""Requests before those that count."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,13 @@ WALKS = {
 }
 
 
-def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function]]:
+def measure(walk: Walk, clients: int, requests: int) -> dict[str, list[Function]]:
     """Puts load on a server that counts.
 
     Args:
         walk: What is asked.
         clients: How many requests are in flight.
-        seconds: For how long.
+        requests: How many requests each client makes while the server counts.
 
     Returns:
         The functions of each process that had to do with the requests, those with the most bytecodes first.
@@ -122,18 +126,16 @@ def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function
         server.start()
         try:
             server.wait_for_http()
-            with _load(server, walk, clients) as answered:
-                threading.Event().wait(seconds / 2)  # until it runs evenly
-                pids = _pids(server)
-                _tell(pids, signal.SIGUSR2)
-                before = sum(answered)
-                threading.Event().wait(seconds)
-                _tell(pids, signal.SIGUSR1)
-                requests = sum(answered) - before
-                files = {name: _written(Path(folder, str(pid))) for name, pid in pids.items()}
+            with _clients(server, walk, clients) as ask:
+                ask(_WARM_UP)
+                for asked in (_WARM_UP, requests):  # once more with limits of time lifted
+                    pids = _pids(server)
+                    _tell(pids, folder, signal.SIGUSR2, "begun")
+                    ask(asked)
+                files = _tell(pids, folder, signal.SIGUSR1, "counts")
         finally:
             server.stop()
-        read = {name: _read(path, requests) for name, path in files.items()}
+        read = {name: _read(path, clients * requests) for name, path in files.items()}
         return {name: functions for name, functions in read.items() if total(functions) > 10}
 
 
@@ -145,27 +147,21 @@ def _counting(ports: Ports, folder: str, walk: Walk) -> Command:
 
 
 @contextmanager
-def _load(server: Server, walk: Walk, clients: int) -> Iterator[list[int]]:
-    """Asks until the end of the block; gives the number of answers that each client has had so far."""
-    over = threading.Event()
-    answered = [0] * clients
+def _clients(server: Server, walk: Walk, count: int) -> Iterator[Callable[[int], None]]:
+    """Clients of a server; what it gives has each make so many requests, one after the other."""
+    with ExitStack() as stack, ThreadPoolExecutor(count) as threads:
+        probes = [stack.enter_context(Probe(server.address, walk.key)) for _ in range(count)]
+        asks = [walk.prepare(server, probe, walk.model) for probe in probes]
 
-    def ask(client: int) -> None:
-        with Probe(server.address, walk.key) as probe:
-            once = walk.prepare(server, probe, walk.model)
-            while not over.is_set():
+        def repeat(once: Callable[[], object], times: int) -> None:
+            for _ in range(times):
                 once()
-                answered[client] += 1
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield answered
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        def all_repeat(times: int) -> None:
+            for done in [threads.submit(repeat, once, times) for once in asks]:
+                done.result()
+
+        yield all_repeat
 
 
 def _pids(server: Server) -> dict[str, int]:
@@ -179,22 +175,21 @@ def _pids(server: Server) -> dict[str, int]:
     return found
 
 
-def _tell(pids: dict[str, int], number: signal.Signals) -> None:
+def _tell(pids: dict[str, int], folder: str, number: signal.Signals, kind: str) -> dict[str, Path]:
+    """Sends a signal to processes; returns the files that they answer with."""
     for pid in pids.values():
         os.kill(pid, number)
+    return {name: _written(Path(folder, f"{pid}.{kind}")) for name, pid in pids.items()}
 
 
 def _written(path: Path) -> Path:
     end = time.monotonic() + WRITE_DEADLINE
     pause = threading.Event()
-    while not (path.exists() and path.read_text().endswith("\n.\n")):
+    while not (path.exists() and path.read_text().endswith(".\n")):
         if time.monotonic() > end:
-            raise TimeoutError(
-                f"process {path.name} has not written its counts within {WRITE_DEADLINE:.0f} s"
-            )
-        pause.wait(0.05)
-    kept = path.with_suffix(".done")
-    return path.rename(kept)
+            raise TimeoutError(f"{path.name} was not written within {WRITE_DEADLINE:.0f} s")
+        pause.wait(0.02)
+    return path.rename(path.with_suffix(".done"))
 
 
 def _read(path: Path, requests: int) -> list[Function]:
@@ -224,13 +219,13 @@ def main() -> None:
     )
     parser.add_argument("--walk", choices=WALKS, default="worker")
     parser.add_argument("--clients", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--requests", type=int, default=200, help="of each client")
     parser.add_argument("--flag", action="append", default=[], help="one more flag of the server")
     parser.add_argument("--top", type=int, default=30, help="how many functions to print for each process")
     options = parser.parse_args()
     walk = WALKS[options.walk]
     walk = replace(walk, flags=(*walk.flags, *options.flag))
-    processes = measure(walk, options.clients, options.seconds)
+    processes = measure(walk, options.clients, options.requests)
     for name, functions in processes.items():
         calls = sum(one.calls for one in functions if one.ours)
         print(f"\n{name}: {total(functions):,.0f} bytecodes and {calls:.0f} calls of conch per request")
