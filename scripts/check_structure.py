@@ -3,24 +3,26 @@
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
 module sleeps or takes durations from the wall clock; tests use no private name of other modules, also not
 in models and programs that they write, and import nothing of another package's tests; docstrings, comments
-and error texts do without the words that ``structure.toml`` bans, and docstrings without what tools answer.
+and error texts do without the words that ``structure.toml`` bans, and docstrings without what tools answer;
+lines and tests stay within the budgets there.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import re
 import sys
 import textwrap
 import tokenize
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("services", "control")
@@ -39,6 +41,30 @@ class Module:
     def tree(self) -> ast.Module:
         """Its syntax tree."""
         return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of its tree: walking one costs more than parsing it."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def statements(self) -> list[Statement]:
+        """All statements."""
+        return list(_statements(self.tree.body))
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """All imports; those for type checkers are marked."""
+        found = []
+        for node, lazy, typing in self.statements:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{_source(self, node)}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            found += [Import(name, node.lineno, lazy, typing) for name in names]
+        return found
 
     @property
     def basename(self) -> str:
@@ -59,9 +85,10 @@ class Checkout:
                     parts = path.relative_to(source).with_suffix("").parts
                     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
                     self.modules[name] = Module(name, str(path.relative_to(root)), path.read_text())
-        self.tests = {
-            str(path.relative_to(root)): path.read_text() for path in sorted((root / "tests").rglob("*.py"))
-        }
+        self.tests = [
+            Module("", str(path.relative_to(root)), path.read_text())
+            for path in sorted((root / "tests").rglob("*.py"))
+        ]
 
 
 @dataclass(frozen=True)
@@ -74,23 +101,24 @@ class Import:
     typing: bool
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """All imports of a module; those for type checkers are marked."""
-    lazy, typing = set(), set()
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            lazy |= {id(inner) for inner in ast.walk(node)}
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            typing |= {id(inner) for inner in ast.walk(node)}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{_source(module, node)}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            yield Import(name, node.lineno, id(node) in lazy, id(node) in typing)
+class Statement(NamedTuple):
+    """A statement, and whether it is inside a function or for type checkers only."""
+
+    node: ast.stmt
+    lazy: bool
+    typing: bool
+
+
+def _statements(body: list[ast.stmt], lazy: bool = False, typing: bool = False) -> Iterator[Statement]:
+    for node in body:
+        yield Statement(node, lazy, typing)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        checked = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for part in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, part, []), inside, checked)
+        for part in ("handlers", "cases"):
+            for each in getattr(node, part, []):
+                yield from _statements(each.body, inside, checked)
 
 
 def _source(module: Module, node: ast.ImportFrom) -> str:
@@ -116,7 +144,7 @@ def check_directions(checkout: Checkout) -> Iterator[str]:
         if rule is None:
             yield f"{module.where}: no rule for {module.name}; add one to {SETTINGS}"
             continue
-        for one in imports(module):
+        for one in module.imports:
             whole = next(
                 (each for each in checkout.settings["packages"]["whole"] if under(one.name, each)), ""
             )
@@ -136,7 +164,7 @@ def graph(found: dict[str, Module]) -> dict[str, set[str]]:
     """Which modules each depends on, packages included, wherever and for whatever it imports them."""
     edges: dict[str, set[str]] = defaultdict(set)
     for module in found.values():
-        for one in imports(module):
+        for one in module.imports:
             name = one.name
             while name:
                 if name in found and not under(module.name, name):
@@ -213,46 +241,51 @@ def check_basenames(checkout: Checkout) -> Iterator[str]:
 def check_clocks(checkout: Checkout) -> Iterator[str]:
     """Calls of the wall clock and of sleep, under whatever name they were imported."""
     for module in checkout.modules.values():
-        names = {"time": "time"}
-        for node in ast.walk(module.tree):
+        names = {}
+        for node, *_ in module.statements:
             if isinstance(node, ast.Import):
-                names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+                names |= {alias.asname or alias.name: alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module == "time":
                 names |= {alias.asname or alias.name: f"time.{alias.name}" for alias in node.names}
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call):
-                first, _, rest = ast.unparse(node.func).partition(".")
+        if not any(under(name, "time") for name in names.values()):
+            continue
+        for each in module.nodes:
+            if isinstance(each, ast.Call):
+                first, _, rest = ast.unparse(each.func).partition(".")
                 called = ".".join(filter(None, (names.get(first, first), rest)))
                 if called in ("time.time", "time.sleep"):
                     yield (
-                        f"{module.where}:{node.lineno}: {called}: take durations from `monotonic_ns`, and "
+                        f"{module.where}:{each.lineno}: {called}: take durations from `monotonic_ns`, and "
                         f"wait for an event instead of sleeping"
                     )
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(module: Module) -> Iterator[tuple[int, str]]:
     """Strings that stand alone, of which most are docstrings, with the line that each begins in."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            constant = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                yield statement.lineno, constant.value
+    for statement, *_ in module.statements:
+        constant = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+            yield statement.lineno, constant.value
 
 
 def prose(module: Module) -> Iterator[tuple[int, str]]:
-    """Comments, docstrings and error texts with their lines."""
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for first, text in docstrings(module.tree):
+    """Docstrings and error texts with their lines."""
+    for first, text in docstrings(module):
         for offset, line in enumerate(text.splitlines()):
             yield first + offset, line
-    for node in ast.walk(module.tree):
+    for node, *_ in module.statements:
         if isinstance(node, ast.Raise):
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.lineno, part.value
+
+
+def comments(module: Module, pattern: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Comments that may match, with their lines: tokens are taken apart only where a line does."""
+    if any("#" in line and pattern.search(line) for line in module.text.splitlines()):
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 def check_words(checkout: Checkout) -> Iterator[str]:
@@ -260,7 +293,7 @@ def check_words(checkout: Checkout) -> Iterator[str]:
     words = checkout.settings["words"]["banned"]
     pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
     for module in checkout.modules.values():
-        for line, text in prose(module):
+        for line, text in [*comments(module, pattern), *prose(module)]:
             if match := pattern.search(text):
                 yield (
                     f"{module.where}:{line}: '{match[0]}': make a part of the system the subject "
@@ -271,16 +304,16 @@ def check_words(checkout: Checkout) -> Iterator[str]:
 def check_docstrings(checkout: Checkout) -> Iterator[str]:
     """Docstrings that list what uses the code, or say that it does nothing."""
     for module in checkout.modules.values():
-        for first, text in docstrings(module.tree):
+        for first, text in docstrings(module):
             if match := re.search(r"\bUsed\s+by\b|\A\s*Does\s+nothing\b", text):
                 line = first + text.count("\n", 0, match.start())
                 yield f"{module.where}:{line}: '{' '.join(match[0].split())}': leave it out; the code says it"
 
 
-def programs(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.Module, int]]:
+def programs(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, list[ast.AST], int]]:
     """Strings with a private name in them that are Python, such as models, and the lines put before each."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "inserted" for part in node.values)
             text = "".join(map(str, parts))
@@ -296,7 +329,7 @@ def programs(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.Module, int]]:
                 program = ast.parse(before + text if before else textwrap.dedent(text))
             except (SyntaxError, ValueError):
                 continue
-            yield node, program, before.count("\n")
+            yield node, list(ast.walk(program)), before.count("\n")
             break
 
 
@@ -305,10 +338,10 @@ def is_private(name: str) -> bool:
     return re.match(r"_(?!_)", name) is not None
 
 
-def own_names(tree: ast.Module) -> set[str]:
+def own_names(nodes: list[ast.AST]) -> set[str]:
     """Private attributes of classes that a file defines, and those that named tuples have for all."""
     own = {"_replace", "_asdict", "_fields", "_make"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -326,9 +359,9 @@ def of_itself(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
-def privates(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
+def privates(nodes: list[ast.AST], own: set[str]) -> Iterator[tuple[int, str]]:
     """Private names of other modules: read, assigned, imported, or named in a string for `setattr`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             if is_private(node.attr) and node.attr not in own and not of_itself(node):
                 yield node.lineno, ast.unparse(node)
@@ -354,28 +387,61 @@ def privates(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
 def check_privates(checkout: Checkout) -> Iterator[str]:
     """Tests, and programs in their strings, that use a private name of another module."""
     allowed = set(checkout.settings["tests"]["privates"])
-    for where, text in checkout.tests.items():
-        tree = ast.parse(text)
-        own = own_names(tree)
-        found = set(privates(tree, own))
-        for string, program, before in programs(tree):
+    for module in checkout.tests:
+        own = own_names(module.nodes)
+        found = set(privates(module.nodes, own))
+        for string, program, before in programs(module.nodes):
             last = string.end_lineno or string.lineno
             for line, name in privates(program, own | own_names(program)):
                 found.add((min(string.lineno + line - 1 - before, last), name))
         for line, name in sorted(found):
             if not any(under(name, each) for each in allowed):
-                yield f"{where}:{line}: {name} is private: test by behaviour, or give the class a public way"
+                where = f"{module.where}:{line}"
+                yield f"{where}: {name} is private: test by behaviour, or give the class a public way"
 
 
 def check_test_folders(checkout: Checkout) -> Iterator[str]:
     """Imports of tests from another package's tests, and of tests from what tests share."""
-    for where, text in checkout.tests.items():
-        own = where.split("/")[1]
-        for one in imports(Module(where, where, text)):
+    for module in checkout.tests:
+        own = module.where.split("/")[1]
+        for one in module.imports:
             tests, _, name = one.name.partition(".")
             folder = name.partition(".")[0]
             if tests == "tests" and folder not in (own, "support"):
-                yield f"{where}:{one.line}: {one.name} is of other tests: move it to tests/support"
+                yield f"{module.where}:{one.line}: {one.name} is of other tests: move it to tests/support"
+
+
+def starts_processes(where: str, marks: Iterable[ast.expr]) -> bool:
+    """True for a test that may start processes, by its folder or its marks."""
+    folders = ("/e2e/", "/chaos/")
+    return any(each in where for each in folders) or any(
+        "mark.process" in ast.unparse(each) for each in marks
+    )
+
+
+def check_budgets(checkout: Checkout) -> Iterator[str]:
+    """Lines of the server and of tests, and functions that are tests, beyond what the settings allow."""
+    found = Counter[str]()
+    for module in checkout.modules.values():
+        if under(module.name, "conch") or under(module.name, "conch_control"):
+            found["server-lines"] += module.text.count("\n")
+    for module in checkout.tests:
+        found["test-lines"] += module.text.count("\n")
+        marks = [
+            node.value
+            for node in module.tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        ]
+        for node, *_ in module.statements:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found["tests"] += 1
+                found["process-tests"] += starts_processes(module.where, [*marks, *node.decorator_list])
+    for name, most in checkout.settings["budgets"].items():
+        if found[name] > most:
+            yield (
+                f"{found[name]} {name}, budget {most}: remove as many elsewhere, or raise the budget in "
+                f"{SETTINGS} and say in the commit what it buys"
+            )
 
 
 CHECKS = (
@@ -387,11 +453,13 @@ CHECKS = (
     check_docstrings,
     check_privates,
     check_test_folders,
+    check_budgets,
 )
 
 
 def main() -> None:
     """Prints all that is wrong; ends with 1 if there is anything."""
+    gc.disable()  # all trees are kept to the end; going through them again and again takes half of the time
     checkout = Checkout(ROOT)
     problems = [problem for check in CHECKS for problem in check(checkout)]
     for problem in problems:

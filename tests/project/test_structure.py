@@ -15,6 +15,7 @@ SETTINGS = f"""
 banned = ["whoever"]
 [tests]
 privates = ["os._exit", "torch.{HIDDEN}"]
+[budgets]
 [packages]
 whole = ["conch.wire"]
 [[imports]]
@@ -25,6 +26,8 @@ module = "conch"
 allowed = ["conch"]
 lazy = ["torch"]
 """
+TEST = "def test_a(): ...\n"
+MARK = "@pytest.mark.process\n"
 CLEAN = {
     "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
     "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
@@ -117,3 +120,25 @@ def test_a_planted_violation_is_found(tmp_path: Path, check: str, name: str, tex
     assert list(found) == [check]
     (one,) = found[check]
     assert says in one
+
+
+@pytest.mark.parametrize(
+    ("budget", "name", "text"),
+    [
+        ("server-lines", "services/conch/a.py", "#\n#\n"),
+        ("server-lines", "control/conch_control/a.py", "#\n#\n"),
+        ("test-lines", "tests/c/b.py", "#\n#\n"),
+        ("tests", "tests/c/test_b.py", f"{TEST}class A:\n    {TEST}"),
+        ("process-tests", "tests/c/e2e/test_b.py", f"{TEST}{TEST}"),
+        ("process-tests", "tests/c/test_b.py", f"{MARK}{TEST}{MARK}{TEST}{TEST}"),
+        ("process-tests", "tests/c/test_b.py", f"pytestmark = [pytest.mark.process]\n{TEST}{TEST}"),
+    ],
+)
+def test_what_is_over_its_budget_is_found(tmp_path: Path, budget: str, name: str, text: str) -> None:
+    def found(most: int) -> list[str]:
+        settings = SETTINGS.replace("[budgets]", f"[budgets]\n{budget} = {most}")
+        return problems(tmp_path, {structure.SETTINGS: settings, name: text}).get("check_budgets", [])
+
+    assert found(2) == []
+    (one,) = found(1)
+    assert f"2 {budget}, budget 1" in one
