@@ -241,7 +241,7 @@ def check_basenames(checkout: Checkout) -> Iterator[str]:
 def check_clocks(checkout: Checkout) -> Iterator[str]:
     """Calls of the wall clock and of sleep, under whatever name they were imported."""
     for module in checkout.modules.values():
-        names = {}
+        names: dict[str, str] = {}
         for node, *_ in module.statements:
             if isinstance(node, ast.Import):
                 names |= {alias.asname or alias.name: alias.name for alias in node.names}

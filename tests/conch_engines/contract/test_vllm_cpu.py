@@ -26,7 +26,7 @@ from tests.support.text_requests import RESPONSE_S, Said, ask, asking
 
 from conch_llm.contract import CONTENT_TYPE, ROUTE, STATUS
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 CACHE = Path(os.environ.get("CONCH_VLLM", Path.home() / ".cache/conch-tests/vllm"))
 ROOT = Path(__file__).parents[3]

@@ -41,7 +41,7 @@ def test_completes(client: openai.OpenAI) -> None:
 def test_a_completion_has_16_tokens_or_as_many_as_asked(
     client: openai.OpenAI, limits: dict[str, int], words: int
 ) -> None:
-    found = client.completions.create(model="words", prompt="w " * 20 + "w", **limits)  # type: ignore[call-overload]
+    found = client.completions.create(model="words", prompt="w " * 20 + "w", **limits)
     assert len(found.choices[0].text.split()) == words
 
 
@@ -55,7 +55,7 @@ def test_a_chat_has_no_limit_and_the_newer_field_counts(
     found = client.chat.completions.create(
         model="words",
         messages=says("w " * 20 + "w"),
-        **limits,  # type: ignore[call-overload]
+        **limits,
     )
     assert len(found.choices[0].message.content.split()) == words
 
@@ -113,7 +113,7 @@ def test_reasoning_logprobs_and_usage_of_a_model_that_takes_the_body(client: ope
     )
     found = client.chat.completions.create(model="told", messages=messages)
     (choice,) = found.choices
-    assert (choice.message.content, choice.message.reasoning) == ("hi", "greet")  # type: ignore[attr-defined]
+    assert (choice.message.content, choice.message.reasoning) == ("hi", "greet")
     assert choice.logprobs is not None and choice.logprobs.content is not None
     assert choice.logprobs.content[0].token == "hi"
     assert choice.finish_reason == "length"
@@ -149,7 +149,7 @@ def test_usage_comes_last_if_asked_for_and_with_each_chunk_if_asked_for(client: 
                 model="told",
                 messages=messages,
                 stream=True,
-                stream_options=options or openai.omit,  # type: ignore[arg-type]
+                stream_options=options or openai.omit,
             )
         )
 
@@ -213,4 +213,4 @@ def test_a_forced_call_needs_a_model_that_takes_schemas(client: openai.OpenAI) -
 def test_reasoning_is_split_from_the_answer(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(model="thinks", messages=says("<think>why not</think>yes"))
     message = found.choices[0].message
-    assert (message.content, message.reasoning) == ("yes ", "why not")  # type: ignore[attr-defined]
+    assert (message.content, message.reasoning) == ("yes ", "why not")
