@@ -6,7 +6,10 @@ STAMP := $(VENV)/.ready
 # Serving needs a tenth of what tests and linters need.
 SERVE_STAMP := $(VENV)/.serves
 # Three files at a time on two cores: tests wait for half of their time.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --times $(RECORD)
+# With a cache of its own: the same tests may fail on one transport only.
+GRPCIO = CONCH_TEST_GRPC_TRANSPORT=grpcio
+GRPCIO_CACHE = -o cache_dir=.pytest_cache/grpcio
 # What clients of gRPC see, for a second run on grpcio's transport.
 GRPC_TESTS = $(addprefix tests/conch/contract/,$(addsuffix .py,test_access_limits test_aio test_bad_input \
 	test_client_certificates test_decoupled test_infer test_load_reports test_odd_texts test_parameters test_protocol \
@@ -17,8 +20,9 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-airflow test-mlflow test-failed faults lint ratchet type format proto settings \
-	docs bench bench-setup clean
+.PHONY: setup serve wheel image test test-all test-rest test-environments test-processes test-grpcio test-release \
+	test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto settings docs bench \
+	bench-setup clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,9 +55,15 @@ image:
 	docker buildx bake --file deploy/image/docker-bake.hcl $(BAKE) $(TAGS)
 
 test: $(STAMP) $(NATIVE_STAMP)
-	$(PYTEST) -m 'not slow and not process' --budgets quick
+	$(PYTEST) -m 'not slow and not process'
 
-test-all: $(STAMP) $(NATIVE_STAMP)
+test-all: export HYPOTHESIS_PROFILE ?= ci
+test-all: test test-rest
+
+# What `test` leaves out; `make -k` goes on where a part fails.
+test-rest: test-environments test-processes test-grpcio
+
+test-environments: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
 	-bash tests/setup_clients.sh
@@ -62,8 +72,15 @@ test-all: $(STAMP) $(NATIVE_STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_proxies.sh
 	-PYTHON=$(BIN)/python bash tests/setup_image.sh
 	-bash tests/setup_browser.sh
-	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
-	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
+
+test-processes: $(STAMP) $(NATIVE_STAMP)
+	$(PYTEST) -m 'slow or process'
+
+test-grpcio: $(STAMP)
+	$(GRPCIO) $(PYTEST) $(GRPCIO_CACHE) $(GRPC_TESTS)
+
+# By hand, once for each issue: what runs long and rarely fails.
+test-release: test-airflow test-mlflow
 
 # Apart from the others, as their environments take minutes to make. Where they are, `test-all` runs these tests too.
 test-airflow: $(STAMP)
@@ -74,22 +91,33 @@ test-mlflow: $(STAMP)
 	PYTHON=$(BIN)/python bash tests/setup_mlflow.sh
 	$(BIN)/python -m pytest -m mlflow tests/conch_mlflow
 
+# Exit status 5: nothing had failed.
+FAILED = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(RECORD)
+test-failed: export HYPOTHESIS_PROFILE ?= ci
 test-failed: $(STAMP) $(NATIVE_STAMP)
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(FAILED); first=$$?; $(GRPCIO) $(FAILED) $(GRPCIO_CACHE) $(GRPC_TESTS) || test $$? = 5 && test $$first = 0 -o $$first = 5
 
 faults: $(STAMP)
 	$(BIN)/python scripts/planted_faults.py
 
-lint: type
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python scripts/generate_protocol.py --check
-	$(BIN)/python scripts/check_structure.py && $(BIN)/python scripts/generate_settings.py --check
-	$(BIN)/python -m bench.ratchet
-
-ratchet: $(STAMP)
-	$(BIN)/python -m bench.ratchet
+# Its parts side by side on two cores; the longest begins first.
+lint: $(STAMP)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target type structure style generated
 
 type: $(STAMP)
 	$(BIN)/mypy
+
+structure: $(STAMP)
+	$(BIN)/python scripts/check_structure.py
+
+style: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+generated: $(STAMP)
+	$(BIN)/python scripts/generate_protocol.py --check && $(BIN)/python scripts/generate_settings.py --check
+
+ratchet: $(STAMP)
+	$(BIN)/python -m bench.ratchet
 
 format: $(STAMP)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

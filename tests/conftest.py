@@ -17,7 +17,7 @@ import uvloop
 if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
     sys.path.insert(0, _root)
 
-from tests.support import budgets, profiles, sets
+from tests.support import profiles, run_report, sets
 from tests.support.leaks import no_leaks
 from tests.support.servers import FRONT_ENDS
 
@@ -33,12 +33,11 @@ _guard = sets.ProcessGuard()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `make test` and its like."""
+    """Adds the options of `make test` and its like."""
     parser.addoption(
-        "--budgets",
-        choices=("quick", "all", "grpcio"),
-        help="report the slowest tests and each folder's time; `quick` fails where one is half over budget",
+        "--times", action="store_true", help="report the slowest tests and the seconds of each folder"
     )
+    parser.addoption("--record", type=Path, metavar="FILE", help="append the outcome, for sum_test_runs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,11 +66,11 @@ def leaves_nothing_behind() -> Iterator[None]:
         yield
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Reports times where they are asked for."""
-    if part := config.getoption("budgets"):
-        over = budgets.report(terminalreporter, part)
-        # The others take half an hour, on machines of all speeds, and are not to fail by that alone.
-        if over and part == "quick" and terminalreporter._session.exitstatus == pytest.ExitCode.OK:
-            terminalreporter.write_line(f"over budget by more than half: {', '.join(over)}", red=True)
-            terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Reports times, and records what came out, where that is asked for."""
+    if hasattr(config, "workerinput"):
+        return  # of xdist: the process that started it reports for all
+    if config.getoption("times"):
+        run_report.report_times(terminalreporter)
+    if path := config.getoption("record"):
+        run_report.record(terminalreporter, exitstatus, path)
