@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
@@ -30,7 +31,6 @@ from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 from conch_control.version_phase import Phase
 
-WAIT_S = 20.0
 SETTLE_S = 0.25
 NEVER_S = 3600.0
 
@@ -54,7 +54,7 @@ class NotedPort:
         assert not parameters
         self.asked.append(f"load {name}")
         if name in self.gates:
-            assert self.gates[name].wait(WAIT_S)
+            assert self.gates[name].wait(PATIENCE_S)
         if self.errors.get(name):
             raise self.errors[name].pop(0)
         self.running[name] = contents(self._repository / name)
@@ -109,7 +109,7 @@ class Place:
         finally:
             for gate in self.port.gates.values():
                 gate.set()
-            assert planner.stop(WAIT_S)
+            assert planner.stop(PATIENCE_S)
 
     def wait_until_looked(self, planner: Planner) -> None:
         eventually(lambda: planner.has_polled, "the first look has been taken")
@@ -364,7 +364,7 @@ class HangingRepository:
     def models(self) -> Mapping[str, ModelSource]:
         if self.armed:
             self.asked.set()
-            assert self.go.wait(WAIT_S)
+            assert self.go.wait(PATIENCE_S)
         return {}
 
 
@@ -373,7 +373,7 @@ def test_storage_that_hangs_holds_up_no_stop(place: Place) -> None:
     place.sources.append(storage)
     with place.planner("poll", 0.05) as planner:
         storage.armed = True
-        assert storage.asked.wait(WAIT_S)
+        assert storage.asked.wait(PATIENCE_S)
         assert not planner.stop(0.1), "it ends before the storage does"
         storage.go.set()
 
@@ -417,7 +417,7 @@ def test_a_change_is_not_missed_by_a_look_that_fails(
     with place.planner("watch", 0.1):
         armed.set()
         write(place.repository / "m", "two")
-        eventually(lambda: place.port.running["m"]["1/model"] == "two", "it is loaded", 5.0)
+        eventually(lambda: place.port.running["m"]["1/model"] == "two", "it is loaded")
     assert failures == []
 
 
@@ -431,7 +431,7 @@ def test_a_planner_that_does_not_know_what_runs_asks_for_everything(place: Place
         place.runs("m", "one")
         eventually(lambda: "gone" not in place.port.running, "what is nowhere is unloaded")
     finally:
-        assert planner.stop(WAIT_S)
+        assert planner.stop(PATIENCE_S)
     assert sorted(place.port.asked) == ["load m", "unload gone"]
 
 
@@ -469,7 +469,7 @@ def test_failures_of_the_start_that_may_pass_are_tried_again(place: Place) -> No
     try:
         place.runs("m", "one")
     finally:
-        assert planner.stop(WAIT_S)
+        assert planner.stop(PATIENCE_S)
     assert place.port.asked == ["load m"]
 
 

@@ -433,7 +433,7 @@ def test_whatever_is_done_with_claims_everything_is_answered_once(
             assert runner.closing.close(WAIT_S)
         for future in clients:
             future.result(WAIT_S)
-    assert answers.wait(len(accepted), 10.0), f"{len(accepted) - answers.finals} requests wait for ever"
+    assert answers.wait(len(accepted)), f"{len(accepted) - answers.finals} requests wait for ever"
     assert runner.closing.close(WAIT_S)
     assert sorted(id(request) for request, _, _ in answers.calls) == sorted(map(id, accepted))
 
