@@ -218,7 +218,7 @@ def test_answers_to_a_client_that_reads_nothing_are_bounded(site: Site, peer: Ht
     again = first + integer(62, 7, 0x80) + rest
     flood = memoryview(b"".join(headers(stream, again, 0x5) for stream in range(3, 30_000, 2)))
     sent = 0
-    peer.socket.settimeout(4.0)  # far more than it takes to read what makes room for the next part
+    peer.socket.settimeout(3.0)  # far more than it takes to read what makes room for the next part
     with suppress(TimeoutError):
         while sent < len(flood):
             sent += peer.socket.send(flood[sent : sent + 65536])
