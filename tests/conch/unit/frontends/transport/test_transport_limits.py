@@ -57,6 +57,7 @@ from conch.frontends.grpc.transport.transport_server import Server
 MIB = 1 << 20
 SIZE = "/t.T/Size"
 SETTINGS = LocalSettings(max_frame_size=4 * MIB)
+NARROW = PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB)
 
 
 class ClockedLoop(SharedLoop):
@@ -384,7 +385,7 @@ class Upload:
 @pytest.fixture
 def narrow() -> Iterator[Site]:
     """A server that may hold 16 MiB of messages."""
-    with closing(Site(options=PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB))) as site:
+    with closing(Site(options=NARROW)) as site:
         yield site
 
 
@@ -436,9 +437,11 @@ def test_clients_beyond_the_bound_end_or_are_refused(narrow: Site) -> None:
     eventually(lambda: narrow.received_bytes == 0, "all is forgotten")
 
 
-def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_has_to_wait_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    clock = SetClock()
     with (
+        closing(Site(options=NARROW, clock=clock)) as narrow,
         closing(Upload(narrow.address, 32 * MIB)) as oldest,
         closing(Upload(narrow.address, 32 * MIB)) as waiting,
         closing(Http2Peer(narrow.address)) as slow,
@@ -452,6 +455,8 @@ def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytes
         slow.send(headers(1, header_block(*call_pairs(SIZE))), data(1, message(bytes(MIB))[:100]))
         while not narrow.ended("slow_sender"):
             oldest.send(200)
+            oldest.look()
+            clock.now += grpc_connection.CHECK_NS
             oldest.look()
         slow.wait_frame(FrameType.HEADERS, 1, END_STREAM)
         assert narrow.ended("slow_sender") == 1
