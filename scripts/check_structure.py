@@ -2,9 +2,10 @@
 
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
 module sleeps or takes durations from the wall clock; tests use no private name of other modules, also not
-in models and programs that they write, and import nothing of another package's tests; docstrings, comments
-and error texts do without the words that ``structure.toml`` bans, and docstrings without what tools answer;
-lines and tests stay within the budgets there.
+in models and programs that they write, import nothing of another package's tests, do not sleep, and fail at
+no limit that a busy machine exceeds; docstrings, comments and error texts do without the words that
+``structure.toml`` bans, and docstrings without what tools answer; lines and tests stay within the budgets
+there.
 """
 
 from __future__ import annotations
@@ -444,6 +445,88 @@ def check_budgets(checkout: Checkout) -> Iterator[str]:
             )
 
 
+_SHORT_S, _PATIENT_S = 3, 60
+_LIMITED = {"result": 0, "exception": 0, "join": 0, "settimeout": 0, "wait_for": 1}
+"""Methods with a time limit, and its place."""
+_RAISING = {"result", "exception", "get", "communicate", "run", "wait_for"}
+"""Functions that raise when their limit is over."""
+
+
+def events_of(tree: ast.Module) -> set[str]:
+    """Names and attributes that are events somewhere in a file; other objects may have a `wait` of counts."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                found |= {
+                    last_name(name) for name, value in pairs if ast.unparse(value) == "threading.Event()"
+                }
+    return found
+
+
+def last_name(of: ast.expr) -> str:
+    """What stands behind the last dot."""
+    return ast.unparse(of).rpartition(".")[2]
+
+
+def is_limited(call: ast.Call, events: set[str], least: float) -> bool:
+    """True if a call waits for a literal time of over `least` seconds that a busy machine may exceed."""
+    given = [word.value for word in call.keywords if word.arg in ("timeout", "client_timeout")]
+    if isinstance(call.func, ast.Attribute):
+        called = call.func.attr
+        waits = called == "wait" and last_name(call.func.value) in events
+        place = 0 if waits else _LIMITED.get(called, len(call.args))
+        given += call.args[place : place + 1]
+    values = [each.value for each in given if isinstance(each, ast.Constant)]
+    return any(isinstance(value, int | float) and least < value < _PATIENT_S for value in values)
+
+
+def bad_waits(
+    node: ast.AST, events: set[str], fails: bool = True, sleeps: bool = False
+) -> Iterator[ast.Call]:
+    """Sleeps of tests, and waits with limits that a busy machine exceeds.
+
+    Args:
+        node: Where to look.
+        events: Names of events.
+        fails: Whether a test fails with what is raised here.
+        sleeps: Whether a test runs this on its own thread.
+    """
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        sleeps = getattr(node, "name", "").startswith("test_")
+    elif isinstance(node, ast.Try):
+        fails = False
+    elif isinstance(node, ast.With):
+        contexts = [last_name(getattr(each.context_expr, "func", each.context_expr)) for each in node.items]
+        fails = fails and not {"raises", "suppress"}.intersection(contexts)
+    elif (
+        isinstance(node, ast.Assert) and isinstance(node.test, ast.Call) and is_limited(node.test, events, 0)
+    ):
+        yield node.test
+        return
+    elif isinstance(node, ast.Call):
+        called, first = last_name(node.func), node.args[0] if node.args else None
+        least_s = 0 if fails and called in _RAISING else _SHORT_S
+        slept = sleeps and called == "sleep" and isinstance(first, ast.Constant) and first.value
+        if slept or is_limited(node, events, least_s):
+            yield node
+    for child in ast.iter_child_nodes(node):
+        yield from bad_waits(child, events, fails, sleeps)
+
+
+def check_waits(checkout: Checkout) -> Iterator[str]:
+    """Sleeps of tests, and limits of theirs that a busy machine exceeds."""
+    for module in checkout.tests:
+        for call in bad_waits(module.tree, events_of(module.tree)):
+            yield (
+                f"{module.where}:{call.lineno}: {ast.unparse(call)}: wait for a state, up to PATIENCE_S; a limit "
+                f"that is to pass is at most {_SHORT_S} s, and not asserted on"
+            )
+
+
 CHECKS = (
     check_directions,
     check_cycles,
@@ -454,6 +537,7 @@ CHECKS = (
     check_privates,
     check_test_folders,
     check_budgets,
+    check_waits,
 )
 
 

@@ -34,6 +34,14 @@ CLEAN = {
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
     "services/conch/wire/part.py": "#\nA = 1\n",
     "tests/c/test_d.py": "#\nfrom tests.support.b import a\nfrom tests.c.e import f\n",
+    "tests/c/test_f.py": (
+        "import threading\nimport time\ngo = threading.Event()\ndef test_a():\n"
+        "    assert go.wait(120)\n    assert not go.wait(0.1)\n    assert answers.wait(3)\n"
+        "    time.sleep(0)\n"
+        "    def run():\n        time.sleep(0.1)\n    thread.join(0.01)\n    ', '.join(texts)\n"
+        "    with pytest.raises(TimeoutError):\n        future.result(0.2)\n"
+        "    try:\n        call.result(1)\n    except TimeoutError:\n        pass\n"
+    ),
     "tests/test_it.py": (
         "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\na._own = 2\nos._exit\n"
         f"getattr(a, '_own')\nfrom torch.{HIDDEN} import b\nMODEL = 'a._own = self.{HIDDEN}'\n"
@@ -92,6 +100,27 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
             "b.py:2: tests.c.test_d.e",
         ),
         ("check_test_folders", "tests/support/b.py", "#\nimport tests.c.d\n", "b.py:2: tests.c.d is of"),
+        *(
+            (
+                "check_waits",
+                "tests/test_b.py",
+                f"def test_a():\n    {text}\n",
+                f"test_b.py:2: {text}: wait for",
+            )
+            for text in (
+                "time.sleep(0.01)",
+                "thread.join(10)",
+                "queue.get(timeout=1)",
+                "future.result(0.5)",
+                "stub(b'', timeout=5)",
+                "client.infer('m', client_timeout=20)",
+                "asyncio.wait_for(work(), 1)",
+            )
+        ),
+        *(
+            ("check_waits", "tests/test_b.py", f"go = threading.Event()\nassert {text}\n", f"b.py:2: {text}")
+            for text in ("go.wait(2)", "self.go.wait(0.5)", "semaphore.acquire(timeout=1)")
+        ),
         *(
             ("check_privates", "tests/test_b.py", f"#\n{text}\n", f"test_b.py:2: {name} is private")
             for text, name in (

@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 _SERVER = """
 import sys
@@ -62,8 +63,10 @@ class RedisServer:
             yield client
 
     def settings(self, **more: str) -> dict[str, str]:
-        """Settings for a cache in it."""
-        return {"host": "127.0.0.1", "port": str(self.port), **more}
+        """Settings for a cache in it, which waits for as long as it takes unless `more` says otherwise."""
+        patience = str(round(1000 * PATIENCE_S))
+        patient = {"connect_timeout": patience, "socket_timeout": patience}
+        return {"host": "127.0.0.1", "port": str(self.port), **patient, **more}
 
 
 @contextmanager

@@ -439,7 +439,7 @@ def test_stopping_ends_watches(agent: FakeAgent) -> None:
         watches = [iter(client.watch()) for _ in range(5)]
         for updates in watches:
             next(updates)
-        assert port.stop(60.0)  # does not take that long
+        assert port.stop(WAIT_S)  # does not take that long
         for updates in watches:
             found = error_of(lambda: next(updates))  # noqa: B023
             assert isinstance(found, UnavailableError) and not isinstance(found, UnreachableError)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf import json_format, text_format
 from tests.conch_control.unit.test_model_lifecycle import drained
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, NotFoundError
 from conch.core.execution.placement import Devices
@@ -75,7 +76,7 @@ def test_a_reader_of_events_is_woken(site: Site) -> None:
 
     def follow() -> None:
         revision = 0
-        while events := agent.events.after(revision, 20):
+        while events := agent.events.after(revision, PATIENCE_S):
             seen.extend(event.phase for event in events)
             revision = events[-1].revision
 
@@ -84,8 +85,8 @@ def test_a_reader_of_events_is_woken(site: Site) -> None:
     agent.load("m", {})
     agent.unload("m", False)
     drained("m")
-    assert agent.close(20)
-    reader.join(20)  # closing ended its wait
+    assert agent.close(PATIENCE_S)
+    reader.join(PATIENCE_S)  # closing ended its wait
     assert [phase.value for phase in seen] == ["STAGING", "LOADING", "READY", "DRAINING", "UNLOADED"]
 
 
@@ -134,4 +135,4 @@ def test_drain_makes_the_server_not_ready_and_nothing_else(site: Site) -> None:
     core.drain()
     assert (before, core.ready, core.live) == (True, False, True)
     assert core.model("m").spec.name == "m"
-    assert agent.close(20)
+    assert agent.close(PATIENCE_S)

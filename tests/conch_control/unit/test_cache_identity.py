@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.caches import NetworkCache
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.model_version import Model
 from conch.core.response_cache.cache_service import CacheService
@@ -117,7 +118,7 @@ def test_files_that_change_while_a_model_is_loaded(
     agent = site.agent(cache=service)
     loading = threading.Thread(target=agent.load, args=("m", {}))
     loading.start()
-    assert site.backend.loading.acquire(timeout=10)
+    assert site.backend.loading.acquire(timeout=PATIENCE_S)
     (directory / "1" / "model.echo").write_text("ok")
     site.backend.gate.set()
     loading.join()

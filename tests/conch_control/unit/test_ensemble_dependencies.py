@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.admission import Admission
 from conch.core.errors import ConchError, InvalidArgumentError
@@ -26,8 +27,6 @@ from conch_control.repository.dependency_graph import find_cycles, run_in_order
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
-
-WAIT_S = 20.0
 
 
 def step(model: str, source: str, target: str, version: int = -1, **more: str) -> str:
@@ -74,7 +73,7 @@ def send(site: Site, name: str = "e") -> bytes:
 
     request = InferenceRequest(name, "", {"A": Tensor("A", "UINT8", (1,), b"\x07")}, respond, 0)
     site.registry.resolve(name).submit(request)
-    assert done.wait(WAIT_S)
+    assert done.wait(PATIENCE_S)
     assert got[0] is not None
     if got[0].error is not None:
         raise got[0].error
@@ -121,7 +120,7 @@ def test_independent_parts_load_side_by_side(site: Site) -> None:
     thread = threading.Thread(target=site.agent().load, args=("e", {}))
     thread.start()
     for _ in range(2):
-        assert site.backend.loading.acquire(timeout=WAIT_S), "one waits for the other"
+        assert site.backend.loading.acquire(timeout=PATIENCE_S), "one waits for the other"
     site.backend.gate.set()
     thread.join()
     assert site.states("e") == {1: ("READY", "")}
@@ -398,7 +397,7 @@ def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: boo
     assert site.states("m") == {1: ("UNLOADING", "")}
     assert site.backend.closed == []
     site.backend.gate.set()
-    response = got.get(timeout=WAIT_S)
+    response = got.get(timeout=PATIENCE_S)
     assert response is not None and response.error is None
     eventually(lambda: site.states("m") == {1: ("UNAVAILABLE", "unloaded")}, "nobody needs it any more")
     assert site.backend.closed == ["m:1"]
@@ -417,7 +416,7 @@ def test_a_part_that_is_unloaded_and_comes_back_at_once(site: Site) -> None:
     assert site.serving("m") != {}
     assert site.serving("e") != {}
     site.backend.gate.set()
-    response = got.get(timeout=WAIT_S)
+    response = got.get(timeout=PATIENCE_S)
     assert response is not None and response.error is None
     eventually(lambda: site.backend.closed == ["m:1"], "the first one goes")
     assert site.serving("m") != {}
@@ -441,11 +440,11 @@ def test_an_ensemble_that_is_unloaded_while_its_parts_load(site: Site) -> None:
     agent = site.agent()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(agent.load, "e", {})
-        assert site.backend.loading.acquire(timeout=WAIT_S)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
         agent.unload("e", False)
         site.backend.gate.set()
         with pytest.raises(SupersededError):
-            loading.result(WAIT_S)
+            loading.result(PATIENCE_S)
     assert site.serving("m") != {}
     assert "e" not in site.registry.entries
     agent.load("e", {})
@@ -552,7 +551,7 @@ def test_a_stop_finishes_requests_through_all_steps(site: Site) -> None:
     site.registry.resolve("e").submit(request)
     timer = threading.Timer(0.1, site.backend.gate.set)
     timer.start()
-    assert agent.close(WAIT_S)
+    assert agent.close(PATIENCE_S)
     timer.join()
     assert got[0] is not None
     assert got[0].error is None

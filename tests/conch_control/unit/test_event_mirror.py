@@ -5,6 +5,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import OutOfRangeError
 from conch_control.events import Event, EventLog
@@ -106,7 +107,7 @@ def test_a_reader_that_waits(how: str) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE_S)
     if how == "events":
         mirror.extend("e", events(1))
     elif how == "lost":
@@ -118,7 +119,7 @@ def test_a_reader_that_waits(how: str) -> None:
     else:
         gone.set()
         mirror.wake()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     expected = {"events": 1, "lost": "lost", "index": "lost"}.get(how, 0)
     assert found == [expected]
 

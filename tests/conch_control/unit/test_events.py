@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import OutOfRangeError
 from conch_control.events import KEPT, Event, EventLog
@@ -45,7 +46,7 @@ def test_readers_wait_for_events_and_for_the_end() -> None:
     for _ in range(100):
         log.append("m", 1, Phase.LOADING)
     log.close()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     # What came after the end was said may be left over; until then nothing is lost or doubled.
     assert read == list(range(1, len(read) + 1))
@@ -64,11 +65,11 @@ def test_a_reader_can_give_up_waiting() -> None:
 
     thread = threading.Thread(target=lambda: read.append(log.after(0, None, given_up)))
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE_S)
     log.wake()  # for somebody else
     gone.set()
     log.wake()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert read == [[]]
 
 

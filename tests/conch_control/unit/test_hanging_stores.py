@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pytest
+from tests.support.clocks import PausedClock
 from tests.support.servers import eventually
 from tests.support.stores import WAIT_S, HangingStore, on_a_thread
 
@@ -53,9 +54,13 @@ GIVEN: dict[str, str | bytes] = {
 
 
 class Beside:
-    """A local repository with the model `ours` beside a store with the model `theirs`."""
+    """A local repository with the model `ours` beside a store with the model `theirs`.
+
+    The clock of planners runs while a test waits for what they do.
+    """
 
     def __init__(self, site: Site, root: Path) -> None:
+        self.clock = PausedClock()
         self.site = site
         self.second = root / "second"
         site.model("ours")
@@ -75,6 +80,11 @@ class Beside:
         agent = self.site.agent(mode)
         agent.repositories = self.repositories()
         return agent
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> None:
+        """Waits until a condition holds, which a planner brings about."""
+        with self.clock.running():
+            eventually(condition, what)
 
     def hang(self, agent: Agent) -> None:
         """Has the store hang, after somebody has seen what it has."""
@@ -205,7 +215,7 @@ def test_the_index_shows_what_a_store_that_hangs_had(beside: Beside) -> None:
 def following(beside: Beside, mode: Literal["poll", "watch"], poll_s: float) -> Iterator[Planner]:
     """A planner, begun when everything was loaded."""
     agent = beside.agent("poll")
-    planner = Planner(agent, agent.repositories, PlannerOptions(mode, poll_s, SETTLE_S))
+    planner = Planner(agent, agent.repositories, PlannerOptions(mode, poll_s, SETTLE_S), beside.clock)
     planner.remember()
     for name in ("ours", "theirs"):
         agent.load(name, {})
@@ -230,9 +240,9 @@ def test_local_models_are_followed_while_the_store_hangs(
     with caplog.at_level(logging.INFO), following(beside, mode, poll_s):
         beside.store.hang()
         site.model("new")
-        eventually(lambda: "new:1" in site.loads(), "a local model is loaded")
+        beside.eventually(lambda: "new:1" in site.loads(), "a local model is loaded")
         site.model("ours", {1: "ok again"})
-        eventually(lambda: site.loads().count("ours:1") == 2, "it is loaded anew")
+        beside.eventually(lambda: site.loads().count("ours:1") == 2, "it is loaded anew")
         # What happens to the store meanwhile is seen when it answers, and only once.
         beside.write("theirs", "ok again")
         beside.write("more")
@@ -240,9 +250,9 @@ def test_local_models_are_followed_while_the_store_hangs(
         assert site.send("theirs").error() is None
         assert beside.store.most == 1
         beside.store.go_on()
-        eventually(lambda: "more:1" in site.loads(), "the store's new model is loaded")
-        eventually(lambda: site.loads().count("theirs:1") == 2, "its changed model is loaded anew")
-        eventually(lambda: not site.registry.entries["new"].ready, "what is gone is unloaded")
+        beside.eventually(lambda: "more:1" in site.loads(), "the store's new model is loaded")
+        beside.eventually(lambda: site.loads().count("theirs:1") == 2, "its changed model is loaded anew")
+        beside.eventually(lambda: not site.registry.entries["new"].ready, "what is gone is unloaded")
     assert sorted(site.loads()) == ["more:1", "new:1", "ours:1", "ours:1", "theirs:1", "theirs:1"]
     assert caplog.text.count("is gone: unloading it") == 1
     assert beside.store.most == 1
@@ -255,11 +265,11 @@ def test_nothing_is_unloaded_while_the_store_hangs(beside: Beside, caplog: pytes
         site.remove("ours")
         for number in range(3):  # each takes several looks
             site.model(f"m{number}")
-            eventually(partial(lambda line: line in site.loads(), f"m{number}:1"), "looks are taken")
+            beside.eventually(partial(lambda line: line in site.loads(), f"m{number}:1"), "looks are taken")
         assert "unloading it" not in caplog.text
         assert site.send("ours").error() is None
         beside.store.go_on()
-        eventually(lambda: not site.registry.entries["ours"].ready, "it is unloaded")
+        beside.eventually(lambda: not site.registry.entries["ours"].ready, "it is unloaded")
     assert site.send("theirs").error() is None
     assert caplog.text.count("unloading it") == 1
 
@@ -267,14 +277,14 @@ def test_nothing_is_unloaded_while_the_store_hangs(beside: Beside, caplog: pytes
 def test_what_comes_late_is_looked_at_without_waiting_for_the_next_poll(beside: Beside) -> None:
     site = beside.site
     with following(beside, "poll", NEVER_S) as planner:
-        eventually(lambda: planner.has_polled, "the first look has been taken")
+        beside.eventually(lambda: planner.has_polled, "the first look has been taken")
         beside.store.hang()
         planner.poll()
         assert beside.store.begun.acquire(timeout=WAIT_S)
-        eventually(lambda: hangs(planner.repositories), "the look goes on without it")
+        beside.eventually(lambda: hangs(planner.repositories), "the look goes on without it")
         beside.write("theirs", "ok again")
         beside.store.go_on()
-        eventually(lambda: site.loads().count("theirs:1") == 2, "it is loaded anew")
+        beside.eventually(lambda: site.loads().count("theirs:1") == 2, "it is loaded anew")
 
 
 def hangs(repositories: Repositories) -> bool:
@@ -288,14 +298,14 @@ def test_a_planner_that_begins_while_the_store_hangs(beside: Beside) -> None:
     beside.hang(agent)
     # As `conch control` does it: it knows what runs, and not from which files.
     repositories = beside.repositories()
-    planner = Planner(agent, repositories, PlannerOptions("poll", 0.05, SETTLE_S))
+    planner = Planner(agent, repositories, PlannerOptions("poll", 0.05, SETTLE_S), beside.clock)
     planner.start()
     try:
         beside.site.model("new")
-        eventually(lambda: "new:1" in beside.site.loads(), "a local model is loaded")
+        beside.eventually(lambda: "new:1" in beside.site.loads(), "a local model is loaded")
         beside.write("more")
         beside.store.go_on()
-        eventually(lambda: "more:1" in beside.site.loads(), "the store's new model is loaded")
+        beside.eventually(lambda: "more:1" in beside.site.loads(), "the store's new model is loaded")
     finally:
         assert planner.stop(WAIT_S)
         repositories.close()

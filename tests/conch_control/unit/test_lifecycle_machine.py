@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.machines import run_machine
 from tests.support.remote import RemoteModel
 from tests.support.sites import CONFIG, Answer, EchoBackend, EchoModel
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import InternalError, InvalidArgumentError
@@ -38,7 +39,6 @@ from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_states import FORGOTTEN, StatesSnapshot, VersionStates
 from conch_control.version_phase import Phase
 
-WAIT_S = 30.0
 WAIT_A_MOMENT_S = 0.005
 NAMES = ("a", "b")
 ALL = "version_policy { all {} }"
@@ -79,7 +79,7 @@ class Doors:
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self._open or self._permits > 0, WAIT_S)
+            assert self._changed.wait_for(lambda: self._open or self._permits > 0, PATIENCE_S)
             self._waiting -= 1
             if not self._open:
                 self._permits -= 1
@@ -216,7 +216,7 @@ class LifecycleMachine(RuleBasedStateMachine):
                 self.lifecycle.load(self.models[name], override, ticket)
 
         self.loads.append(self.pool.submit(run))
-        assert asked.wait(WAIT_S)  # so that unloads that follow are newer
+        assert asked.wait(PATIENCE_S)  # so that unloads that follow are newer
 
     @rule()
     def arrive(self) -> None:
@@ -266,10 +266,10 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.doors.open()
         self.storage_doors.open()
         for load in self.loads:
-            load.exception(WAIT_S)
+            load.exception(PATIENCE_S)
         for answer in self.answers:
             assert answer.error() is None
-        self.lifecycle.drainer.wait(time.monotonic() + WAIT_S)
+        self.lifecycle.drainer.wait(time.monotonic() + PATIENCE_S)
         for statuses in self.states.snapshot().versions.values():
             assert {status.phase for status in statuses.values()} <= SETTLED
         self.doors.close()
@@ -300,7 +300,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             served = ready[1].spec.version_directory / "model.echo"
             assert served.read_text() == "last"
         self.nothing_that_served_is_gone()
-        assert self.lifecycle.close(WAIT_S)
+        assert self.lifecycle.close(PATIENCE_S)
         self.pool.shutdown()
         snapshot = self.states.snapshot()
         assert {each.phase for said in snapshot.versions.values() for each in said.values()} == {
@@ -318,7 +318,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def check_results(self) -> None:
         for load in self.loads:
-            error = load.exception(WAIT_S)
+            error = load.exception(PATIENCE_S)
             allowed = (SupersededError, InvalidArgumentError, InternalError)  # a failed poll is the last one
             assert error is None or isinstance(error, allowed), error
             assert "can't become" not in str(error)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import CancelledError, ConchError, InternalError, InvalidArgumentError
 from conch.core.model_control import IndexEntry
@@ -328,7 +329,7 @@ def test_files_replace_the_whole_model(site: Site, folders: Path) -> None:
     agent.load("m", {})
     assert site.loads() == ["m:2"]
     assert list(site.serving("m")) == [2]
-    assert agent.close(20)
+    assert agent.close(PATIENCE_S)
 
 
 def test_files_of_a_model_that_no_repository_has(site: Site) -> None:

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import UnavailableError
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad, SupersededError
@@ -109,7 +110,7 @@ def test_turns() -> None:
             most.append(len(running))
             started.append(operation.name)
             going.release()
-            assert release.wait(20)
+            assert release.wait(PATIENCE_S)
             running.remove(operation.name)
 
     first = entered(queue)
@@ -118,17 +119,17 @@ def test_turns() -> None:
         queue.submit(other)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(run, first)]
-        assert going.acquire(timeout=20)
+        assert going.acquire(timeout=PATIENCE_S)
         second = entered(queue, NEW)
         waiting = pool.submit(run, second)
         futures += [pool.submit(run, other) for other in others]
-        assert going.acquire(timeout=20)
+        assert going.acquire(timeout=PATIENCE_S)
         entered(queue, OLD)
         with pytest.raises(SupersededError):
-            waiting.result(20)
+            waiting.result(PATIENCE_S)
         release.set()
         for future in futures:
-            future.result(20)
+            future.result(PATIENCE_S)
     assert sorted(started) == ["a", "b", "m"]
     assert max(most) == 2
     assert first.finished

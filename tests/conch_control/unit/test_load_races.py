@@ -16,6 +16,7 @@ import pytest
 from tests.conch_control.unit.test_ensemble_dependencies import chain, send
 from tests.support.remote import RemoteModel
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
@@ -38,8 +39,6 @@ from conch_control.version_phase import Phase
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
-
-WAIT_S = 20.0
 
 
 class Store:
@@ -134,7 +133,7 @@ def test_an_ensemble_does_not_serve_without_a_part_that_was_unloaded_while_it_wa
         if operation.name == "e":
             thread = threading.Thread(target=agent.unload, args=("m", False))
             thread.start()
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
         return result
 
     with monkeypatch.context() as patch:
@@ -211,11 +210,11 @@ def test_what_a_client_asks_for_during_a_start_is_not_missed_at_the_start(
     agent = site.agent(startup_models=("m",))
     thread = threading.Thread(target=agent.start)
     thread.start()
-    assert site.backend.loading.acquire(timeout=WAIT_S)
+    assert site.backend.loading.acquire(timeout=PATIENCE_S)
     with pytest.raises(ConchError):
         agent.load("broken", {})
     site.backend.gate.set()
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     assert agent.ready()
 
 
@@ -247,7 +246,7 @@ def test_a_model_twice_at_the_start_is_forgotten_when_both_are_gone(site: Site, 
         eventually(lambda: not agent.models().models, "it is forgotten", 5.0)
         assert agent.ready()
     finally:
-        assert planner.stop(WAIT_S)
+        assert planner.stop(PATIENCE_S)
 
 
 def test_a_planner_that_has_been_stopped_begins_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +255,7 @@ def test_a_planner_that_has_been_stopped_begins_nothing(site: Site, monkeypatch:
     planner = Planner(agent, agent.repositories, PlannerOptions("poll", 0.02, 0.0))
     assert planner.stop(0.0)
     planner.start_operations([Operation("load", "m")])
-    assert planner.stop(WAIT_S)
+    assert planner.stop(PATIENCE_S)
     assert site.loads() == []
 
 
@@ -322,7 +321,7 @@ def test_a_store_that_is_closed_from_two_sides(caplog: pytest.LogCaptureFixture)
 
         async def close(self) -> None:
             closing.set()
-            await asyncio.to_thread(go.wait, WAIT_S)
+            await asyncio.to_thread(go.wait, PATIENCE_S)
 
     async def opened(*_: Any) -> Any:
         return Closing()
@@ -337,12 +336,12 @@ def test_a_store_that_is_closed_from_two_sides(caplog: pytest.LogCaptureFixture)
     assert connection.call(listed) == []
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connection.close)
-        assert closing.wait(WAIT_S)
+        assert closing.wait(PATIENCE_S)
         second = pool.submit(connection.close)
         done, _ = wait([first, second], 0.2)
         go.set()
-        first.result(WAIT_S)
-        second.result(WAIT_S)
+        first.result(PATIENCE_S)
+        second.result(PATIENCE_S)
     assert not done, "each returns when it is closed"
 
 
@@ -365,7 +364,7 @@ def test_how_far_staging_is_asks_no_storage(
 
     def hold(path: str) -> None:
         begun.set()
-        assert go.wait(WAIT_S)
+        assert go.wait(PATIENCE_S)
 
     model.before_file = hold
     store.found = {"r": model}
@@ -375,7 +374,7 @@ def test_how_far_staging_is_asks_no_storage(
     thread = threading.Thread(target=agent.load, args=("r", {}))
     thread.start()
     try:
-        assert begun.wait(WAIT_S)
+        assert begun.wait(PATIENCE_S)
         store.error = OSError("it hangs")
         told = next(message for message in messages if message.progress)
         (status,) = told.progress
@@ -383,7 +382,7 @@ def test_how_far_staging_is_asks_no_storage(
         assert status.versions[0].staging_bytes > 0
     finally:
         go.set()
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
 
 
 def test_a_fetch_that_is_given_up_before_it_begins_is_not_waited_for(tmp_path: Path) -> None:
@@ -399,7 +398,7 @@ def test_a_fetch_that_is_given_up_before_it_begins_is_not_waited_for(tmp_path: P
 
     item = StoredObject("m/1/x", 1, "etag", 0)
     stager = Stager(cast("Connection[Any, Any]", Closed()), cache := ModelCache(tmp_path))
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + PATIENCE_S
     try:
         with pytest.raises(OSError, match="closed"):
             stager.stage(
@@ -417,10 +416,10 @@ def test_a_rollout_that_starts_during_a_load_keeps_its_stable_version(site: Site
     site.model("m", {2: "slowly"}, None)
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(agent.load, "m", {})  # of the newest version, in place of the stable one
-        assert site.backend.loading.acquire(timeout=WAIT_S)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
         declaration = {"labels": {"stable": 1}, "rollout": {"candidate": 2, "steps": ["1% 1h"]}}
         assert agent.start_rollout("m", declaration, False).state == "LOADING"
         site.backend.gate.set()
-        load.result(WAIT_S)
+        load.result(PATIENCE_S)
     assert eventually(lambda: agent.rollout("m").state == "STEP", "the rollout begins")
     assert (site.serving("m")[1], site.loads()) == (stable, ["m:1", "m:2"])

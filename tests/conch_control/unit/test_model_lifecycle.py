@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
@@ -22,7 +23,7 @@ def drained(name: str) -> None:
     """Waits until nothing of a model drains any more."""
     for thread in threading.enumerate():
         if thread.name == f"conch-unload-{name}":
-            thread.join(20)
+            thread.join(PATIENCE_S)
 
 
 def test_loads_and_serves(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -232,11 +233,11 @@ def test_loads_of_one_model_follow_one_another(site: Site) -> None:
     agent = site.agent()
     with ThreadPoolExecutor(4) as pool:
         loads = [pool.submit(agent.load, "m", {}) for _ in range(4)]
-        assert site.backend.loading.acquire(timeout=20)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
         assert site.states("m") == {1: ("LOADING", "")}
         site.backend.gate.set()
         for load in loads:
-            load.result(20)
+            load.result(PATIENCE_S)
     assert site.loads() == ["m:1"]
 
 
@@ -248,10 +249,10 @@ def test_models_load_side_by_side(site: Site, threads: int, at_once: int) -> Non
     starter = threading.Thread(target=agent.start)
     starter.start()
     for _ in range(at_once):
-        assert site.backend.loading.acquire(timeout=20)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
     assert not site.backend.loading.acquire(timeout=0.05)
     site.backend.gate.set()
-    starter.join(20)
+    starter.join(PATIENCE_S)
     assert sorted(site.loads()) == ["a:1", "b:1", "c:1"]
 
 
@@ -316,11 +317,11 @@ def test_close_does_not_wait_for_a_load_that_hangs(site: Site) -> None:
     agent = site.agent()
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(agent.load, "m", {})
-        assert site.backend.loading.acquire(timeout=20)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
         assert not agent.close(0.05)
         site.backend.gate.set()
         with pytest.raises(UnavailableError, match="Server exiting"):
-            load.result(20)
+            load.result(PATIENCE_S)
     assert site.backend.placements == []  # it stopped before its next step
     assert site.serving("m") == {}
 

@@ -6,13 +6,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.support.clocks import PausedClock
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
@@ -30,7 +32,6 @@ from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 from conch_control.version_phase import Phase
 
-WAIT_S = 20.0
 SETTLE_S = 0.25
 NEVER_S = 3600.0
 
@@ -54,7 +55,7 @@ class NotedPort:
         assert not parameters
         self.asked.append(f"load {name}")
         if name in self.gates:
-            assert self.gates[name].wait(WAIT_S)
+            assert self.gates[name].wait(PATIENCE_S)
         if self.errors.get(name):
             raise self.errors[name].pop(0)
         self.running[name] = contents(self._repository / name)
@@ -88,9 +89,10 @@ def write(directory: Path, text: str = "one", version: int = 1) -> Path:
 
 
 class Place:
-    """A repository, its agent, and a planner."""
+    """A repository, its agent, and a planner, whose clock runs while the test waits for what it does."""
 
     def __init__(self, root: Path) -> None:
+        self.clock = PausedClock()
         self.repository = root / "models"
         self.repository.mkdir()
         self.port = NotedPort(self.repository)
@@ -99,24 +101,26 @@ class Place:
     @contextmanager
     def planner(self, mode: Literal["poll", "watch"], poll_s: float = NEVER_S) -> Iterator[Planner]:
         repositories = Repositories([LocalRepository(self.repository), *self.sources])
-        planner = Planner(self.port, repositories, PlannerOptions(mode, poll_s, SETTLE_S))
+        planner = Planner(self.port, repositories, PlannerOptions(mode, poll_s, SETTLE_S), self.clock)
         planner.remember()
         self.port.running = {path.name: contents(path) for path in self.repository.iterdir() if path.is_dir()}
         planner.start()
         try:
-            self.wait_until_looked(planner)
+            self.eventually(lambda: planner.has_polled, "the first look has been taken")
             yield planner
         finally:
             for gate in self.port.gates.values():
                 gate.set()
-            assert planner.stop(WAIT_S)
+            assert planner.stop(PATIENCE_S)
 
-    def wait_until_looked(self, planner: Planner) -> None:
-        eventually(lambda: planner.has_polled, "the first look has been taken")
+    def eventually(self, condition: Callable[[], Any], what: str) -> None:
+        """Waits until a condition holds."""
+        with self.clock.running():
+            eventually(condition, what)
 
     def runs(self, name: str, text: str | None, file: str = "1/model") -> None:
         """Waits until a model runs with a file that says something, or does not run."""
-        eventually(
+        self.eventually(
             lambda: self.port.running.get(name, {}).get(file) == text,
             f"{name} runs {text}, not {self.port.running.get(name)}",
         )
@@ -151,9 +155,9 @@ def test_models_come_change_and_go(place: Place, mode: Literal["poll", "watch"],
         shutil.rmtree(place.repository / "m" / "1")
         place.runs("m", None)
         os.utime(place.repository / "m" / "config.pbtxt", (1, 1))
-        eventually(lambda: place.port.asked.count("load m") == 5, "a touched config is a change")
+        place.eventually(lambda: place.port.asked.count("load m") == 5, "a touched config is a change")
         shutil.rmtree(place.repository / "m")
-        eventually(lambda: "m" not in place.port.running, "m is unloaded")
+        place.eventually(lambda: "m" not in place.port.running, "m is unloaded")
     assert place.port.asked == ["load m"] * 5 + ["unload m"]
 
 
@@ -232,7 +236,7 @@ def test_links_to_versions_files_and_repositories(
         place.port._repository = tmp_path / "other"
         swap(link, "other")
         place.runs("more", "more")
-        eventually(lambda: "version" not in place.port.running, "version is unloaded")
+        place.eventually(lambda: "version" not in place.port.running, "version is unloaded")
         write(tmp_path / "other" / "more", "still more")
         place.runs("more", "still more")
     assert sorted(place.port.asked) == [
@@ -251,14 +255,22 @@ def test_a_slow_copy_is_loaded_once_and_whole(
         whole = {"config.pbtxt": 'backend: "x"'}
         directory = place.repository / "m"
         (directory / "1").mkdir(parents=True)
-        pause = threading.Event()
+        looks, look = [0], planner.step
+
+        def step() -> int:
+            looks[0] += 1
+            return look()
+
+        planner.step = step  # type: ignore[method-assign]
         for number in range(8):
             (directory / "1" / f"part {number}").write_text(str(number))
             whole[f"1/part {number}"] = str(number)
+            before = looks[0]
             planner.poll()
-            pause.wait(SETTLE_S / 3)
+            eventually(lambda: looks[0] > before, "the part is seen")  # noqa: B023
+            place.clock.advance(round(SETTLE_S * 1e9) // 3)
         (directory / "config.pbtxt").write_text('backend: "x"')
-        eventually(lambda: place.port.running.get("m") == whole, "m is whole")
+        place.eventually(lambda: place.port.running.get("m") == whole, "m is whole")
     assert place.port.asked == ["load m"]
 
 
@@ -271,7 +283,7 @@ def test_a_marker_holds_a_copy_back_for_as_long_as_it_is_there(
     (directory / ".incomplete").touch()
     with place.planner(mode, poll_s) as planner:
         write(directory)
-        eventually(lambda: "marked as incomplete" in caplog.text, "it says so")
+        place.eventually(lambda: "marked as incomplete" in caplog.text, "it says so")
         write(place.repository / "other")
         place.runs("other", "one")
         planner.poll()
@@ -292,7 +304,7 @@ def test_a_load_that_fails_waits_for_new_files(
     place.port.errors["m"] = [InvalidArgumentError("broken")]
     with place.planner(mode, poll_s) as planner:
         (place.repository / "m" / "1" / "model").write_text("broken")
-        eventually(
+        place.eventually(
             lambda: "failed to load 'm', what served before goes on: broken" in caplog.text, "it fails"
         )
         planner.poll()
@@ -302,7 +314,9 @@ def test_a_load_that_fails_waits_for_new_files(
         assert place.port.running["m"]["1/model"] == "one"
         place.port.errors["new"] = [InvalidArgumentError("broken")]
         write(place.repository / "new")
-        eventually(lambda: "failed to load 'new', no version of it serves: broken" in caplog.text, "it fails")
+        place.eventually(
+            lambda: "failed to load 'new', no version of it serves: broken" in caplog.text, "it fails"
+        )
         (place.repository / "m" / "1" / "model").write_text("mended")
         place.runs("m", "mended")
     assert place.port.asked.count("load m") == 2
@@ -335,7 +349,7 @@ def test_a_load_that_takes_long_holds_up_no_other_model(place: Place) -> None:
     place.port.gates["slow"] = threading.Event()
     with place.planner("poll", 0.05):
         write(place.repository / "slow")
-        eventually(lambda: "load slow" in place.port.asked, "slow is loaded")
+        place.eventually(lambda: "load slow" in place.port.asked, "slow is loaded")
         write(place.repository / "quick")
         place.runs("quick", "one")
         for text in ("two", "three"):
@@ -344,7 +358,7 @@ def test_a_load_that_takes_long_holds_up_no_other_model(place: Place) -> None:
             place.runs("quick", text)
         assert place.port.asked.count("load slow") == 1
         place.port.gates["slow"].set()
-        eventually(lambda: place.port.asked.count("load slow") == 2, "slow is loaded again")
+        place.eventually(lambda: place.port.asked.count("load slow") == 2, "slow is loaded again")
     assert place.port.asked.count("load slow") == 2
 
 
@@ -364,7 +378,7 @@ class HangingRepository:
     def models(self) -> Mapping[str, ModelSource]:
         if self.armed:
             self.asked.set()
-            assert self.go.wait(WAIT_S)
+            assert self.go.wait(PATIENCE_S)
         return {}
 
 
@@ -373,7 +387,7 @@ def test_storage_that_hangs_holds_up_no_stop(place: Place) -> None:
     place.sources.append(storage)
     with place.planner("poll", 0.05) as planner:
         storage.armed = True
-        assert storage.asked.wait(WAIT_S)
+        place.eventually(storage.asked.is_set, "the storage is asked")
         assert not planner.stop(0.1), "it ends before the storage does"
         storage.go.set()
 
@@ -387,7 +401,7 @@ def test_models_are_kept_while_a_repository_can_not_be_read(
         place.repository.rename(away)
         place.repository.touch()  # it is no directory now
         write(away / "other")
-        eventually(lambda: caplog.text.count("failed to read model repository") > 10, "it is looked at")
+        place.eventually(lambda: caplog.text.count("failed to read model repository") > 10, "it is looked at")
         assert place.port.asked == []
         place.repository.unlink()
         away.rename(place.repository)
@@ -417,7 +431,7 @@ def test_a_change_is_not_missed_by_a_look_that_fails(
     with place.planner("watch", 0.1):
         armed.set()
         write(place.repository / "m", "two")
-        eventually(lambda: place.port.running["m"]["1/model"] == "two", "it is loaded", 5.0)
+        place.eventually(lambda: place.port.running["m"]["1/model"] == "two", "it is loaded")
     assert failures == []
 
 
@@ -425,13 +439,13 @@ def test_a_planner_that_does_not_know_what_runs_asks_for_everything(place: Place
     write(place.repository / "m")
     place.port.running = {"m": {}, "gone": {}}
     repositories = Repositories([LocalRepository(place.repository)])
-    planner = Planner(place.port, repositories, PlannerOptions("poll", 0.05, SETTLE_S))
+    planner = Planner(place.port, repositories, PlannerOptions("poll", 0.05, SETTLE_S), place.clock)
     planner.start()
     try:
         place.runs("m", "one")
-        eventually(lambda: "gone" not in place.port.running, "what is nowhere is unloaded")
+        place.eventually(lambda: "gone" not in place.port.running, "what is nowhere is unloaded")
     finally:
-        assert planner.stop(WAIT_S)
+        assert planner.stop(PATIENCE_S)
     assert sorted(place.port.asked) == ["load m", "unload gone"]
 
 
@@ -463,13 +477,13 @@ def test_failures_of_the_start_that_may_pass_are_tried_again(place: Place) -> No
     write(place.repository / "m")
     write(place.repository / "broken")
     repositories = Repositories([LocalRepository(place.repository)])
-    planner = Planner(place.port, repositories, PlannerOptions("poll", 0.05, SETTLE_S))
+    planner = Planner(place.port, repositories, PlannerOptions("poll", 0.05, SETTLE_S), place.clock)
     planner.remember()
     planner.start({"m": UnavailableError("503"), "broken": InvalidArgumentError("broken")})
     try:
         place.runs("m", "one")
     finally:
-        assert planner.stop(WAIT_S)
+        assert planner.stop(PATIENCE_S)
     assert place.port.asked == ["load m"]
 
 
@@ -482,7 +496,7 @@ def test_a_model_in_two_repositories_is_unloaded_until_it_is_in_one(
     write(place.repository / "m")
     with place.planner("poll", 0.05):
         write(second / "m", "two")
-        eventually(lambda: "m" not in place.port.running, "it is unloaded")
+        place.eventually(lambda: "m" not in place.port.running, "it is unloaded")
         assert place.port.asked == ["unload m"]
         write(place.repository / "other")
         place.runs("other", "one")
@@ -501,7 +515,8 @@ def test_watching_nothing_happen_does_nothing(place: Place) -> None:
         turn = planner.step
         planner.step = lambda: (turns.append(1), turn())[1]  # type: ignore[method-assign, func-returns-value]
         before = time.process_time()
-        threading.Event().wait(0.5)
+        with place.clock.running():
+            threading.Event().wait(0.5)
         assert turns == []
         assert time.process_time() - before < 0.1
 
@@ -571,7 +586,7 @@ def test_a_repository_that_comes_back_is_watched_again(place: Place, tmp_path: P
     write(place.repository / "m")
     with place.planner("watch", 0.2):
         place.repository.rename(tmp_path / "away")
-        eventually(lambda: not place.repository.exists(), "it is away")
+        place.eventually(lambda: not place.repository.exists(), "it is away")
         write(tmp_path / "new" / "m", "two")
         (tmp_path / "new").rename(place.repository)
         place.runs("m", "two")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.servers import eventually
 from tests.support.sites import CONFIG, WAIT_S
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.cold_models import resident
 from conch.core.errors import ModelMemoryError
@@ -85,7 +86,9 @@ def test_models_of_a_gpu_stay_within_its_budget(site: Site) -> None:
     site.model("host")
     agent = site.agent(
         "on-demand",
-        residency=ResidencyOptions(gpu_memory={0: 100 * MB}, min_resident_s=0.0),
+        residency=ResidencyOptions(
+            gpu_memory={0: 100 * MB}, min_resident_s=0.0, cold_start_timeout_s=PATIENCE_S
+        ),
         devices=Devices((0,)),
         gpu_memory=gpu,
     )

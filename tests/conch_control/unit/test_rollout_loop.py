@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.clocks import Clock
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from conch_control.canary.guards import Counts
@@ -29,7 +30,6 @@ from conch_control.canary.state_file import StateDirectory
 from conch_control.events import EventLog
 from conch_control.version_phase import Phase
 
-WAIT_S = 30.0
 DECLARED = parse_toml(
     """
     [labels]
@@ -117,7 +117,7 @@ class FakeServer:
 
     def wait_for(self, model: str, done: Traffic | Select) -> None:
         with self.condition:
-            assert self.condition.wait_for(lambda: (model, done) in self.done, WAIT_S)
+            assert self.condition.wait_for(lambda: (model, done) in self.done, PATIENCE_S)
 
 
 class Site:
@@ -159,7 +159,7 @@ def server() -> FakeServer:
 def site(server: FakeServer, tmp_path: Path) -> Any:
     site = Site(server, tmp_path)
     yield site
-    assert site.loop.stop(WAIT_S)
+    assert site.loop.stop(PATIENCE_S)
 
 
 def test_models_without_a_declaration_need_no_thread(site: Site) -> None:
@@ -218,7 +218,7 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     first.loop.call("m", Call.SET_WEIGHT, 1234)
     before = first.settle()
     route = server.routes["m"]
-    assert first.loop.stop(WAIT_S)
+    assert first.loop.stop(PATIENCE_S)
     with pytest.raises(UnavailableError, match="Server exiting"):
         first.loop.status("m")
     server.serving["m"] = set()
@@ -236,7 +236,7 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     with pytest.raises(NotFoundError):
         second.loop.status("m")
     assert (server.routes["m"], second.loop.selections) == (None, {})
-    assert second.loop.stop(WAIT_S)
+    assert second.loop.stop(PATIENCE_S)
 
 
 def test_calls_declare_labels_and_rollouts(site: Site, server: FakeServer) -> None:
@@ -324,7 +324,7 @@ def test_without_a_state_directory_the_log_says_so_once(
         site.loop.call("m", Call.START, again=True)
         site.settle()
     assert caplog.text.count("without --state-directory the progress of rollouts ends with this process") == 1
-    assert site.loop.stop(WAIT_S)
+    assert site.loop.stop(PATIENCE_S)
 
 
 def test_status_tells_what_the_traffic_allows(site: Site, server: FakeServer) -> None:
@@ -346,4 +346,4 @@ def test_the_thread_wakes_when_the_old_version_has_been_kept_long_enough(server:
     loop.declare("m", parse_toml('[labels]\nstable = 7\n[rollout]\nkeep = "10ms"', "f"))
     loop.call("m", Call.PROMOTE)
     server.wait_for("m", Select(frozenset({8})))
-    assert loop.stop(WAIT_S)
+    assert loop.stop(PATIENCE_S)

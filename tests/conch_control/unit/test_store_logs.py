@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.stores import HangingStore
+from tests.support.waiting import PATIENCE_S
 
 from conch_control.control_options import ControlOptions
 from conch_control.planner.snapshot import SnapshotReader
@@ -22,7 +23,9 @@ from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
-PATIENCE = StoreTimeouts(total_s=20.0, first_wait_s=0.001, longest_wait_s=0.001)
+PATIENCE = StoreTimeouts(
+    total_s=PATIENCE_S, attempt_s=PATIENCE_S, open_s=PATIENCE_S, first_wait_s=0.001, longest_wait_s=0.001
+)
 
 
 class Scripted:

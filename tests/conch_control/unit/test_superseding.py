@@ -13,6 +13,7 @@ import pytest
 from tests.conch_control.unit.test_model_lifecycle import drained
 from tests.support.remote import RemoteModel
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from conch.core.backend import BackendModel
     from conch.core.spec import ModelSpec
 
-WAIT_S = 20.0
 ALL = "version_policy { all {} }"
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 
@@ -71,7 +71,7 @@ class Storage:
     def start_slow(self, model: RemoteModel, override: str | None = None) -> Future[None]:
         """Starts a load, and waits until it is in the backend."""
         future = self.start(model, override)
-        assert self.site.backend.loading.acquire(timeout=WAIT_S)
+        assert self.site.backend.loading.acquire(timeout=PATIENCE_S)
         return future
 
     def phases(self, name: str = "m") -> dict[int, str]:
@@ -82,7 +82,7 @@ class Storage:
 
     def close(self) -> None:
         self.site.backend.gate.set()
-        assert self.lifecycle.close(WAIT_S)
+        assert self.lifecycle.close(PATIENCE_S)
         self._pool.shutdown()
         for model in self.models:
             assert sorted(model.staged) == sorted(model.released), "each once"
@@ -92,7 +92,7 @@ class Storage:
 
 def waiting_for(go: threading.Event) -> Callable[[str], None]:
     def wait(path: str) -> None:
-        assert go.wait(WAIT_S)
+        assert go.wait(PATIENCE_S)
 
     return wait
 
@@ -205,12 +205,12 @@ def test_an_unload_stops_fetching(storage: Storage) -> None:
     go = threading.Event()
     model.before_file = waiting_for(go)
     loading = storage.start(model)
-    assert model.fetching.acquire(timeout=WAIT_S)
+    assert model.fetching.acquire(timeout=PATIENCE_S)
     storage.lifecycle.unload("m")
     assert storage.phases() == {1: "UNLOADED"}
     go.set()
     with pytest.raises(SupersededError):
-        loading.result(WAIT_S)
+        loading.result(PATIENCE_S)
     assert storage.phases() == {1: "UNLOADED"}
     assert model.released == model.staged
 
@@ -227,7 +227,7 @@ def test_an_unload_while_the_successor_is_fetched(storage: Storage, site: Site) 
     storage.lifecycle.unload("m")
     go.set()
     with pytest.raises(SupersededError):
-        loading.result(WAIT_S)
+        loading.result(PATIENCE_S)
     assert storage.phases() == {1: "DRAINING"}
     site.backend.gate.set()
     assert running.error() is None
@@ -248,7 +248,7 @@ def test_an_unload_while_a_load_hangs(storage: Storage, site: Site) -> None:
     assert not loading.done()
     site.backend.gate.set()
     with pytest.raises(UnavailableError) as raised:
-        loading.result(WAIT_S)
+        loading.result(PATIENCE_S)
     assert raised.value.message == OUTDATED
     assert site.backend.closed == ["m:1"]  # it stopped before its next step
     assert storage.phases() == {1: "UNLOADED"}
@@ -263,11 +263,11 @@ def test_a_newer_load_with_other_files_overtakes(storage: Storage, site: Site) -
     model.write(storage.files(v1="newer"))
     newer = storage.start(model)
     with pytest.raises(SupersededError):
-        sharing.result(WAIT_S)  # it need not wait for the backend
+        sharing.result(PATIENCE_S)  # it need not wait for the backend
     site.backend.gate.set()
-    newer.result(WAIT_S)
+    newer.result(PATIENCE_S)
     with pytest.raises(SupersededError):
-        older.result(WAIT_S)
+        older.result(PATIENCE_S)
     assert [spec.directory for spec in site.backend.loaded] == model.staged[:2]
     assert site.serving("m")[1].spec.directory == model.staged[1]
     assert storage.phases() == {1: "READY"}
@@ -286,9 +286,9 @@ def test_a_newer_override_overtakes_and_an_equal_one_shares(storage: Storage, si
     newer += [storage.start(model)]  # leaves it in force
     site.backend.gate.set()
     with pytest.raises(SupersededError):
-        older.result(WAIT_S)
+        older.result(PATIENCE_S)
     for future in newer:
-        future.result(WAIT_S)
+        future.result(PATIENCE_S)
     assert site.serving("m")[1].spec.max_batch_size == 4
 
 
@@ -299,7 +299,7 @@ def test_two_loads_and_an_unload_of_one_model(storage: Storage, site: Site, roun
         loads = [storage.start(model) for _ in range(2)]
         storage.lifecycle.unload("m")
         for load in loads:
-            error = load.exception(WAIT_S)
+            error = load.exception(PATIENCE_S)
             assert error is None or isinstance(error, SupersededError)
         drained("m")
         last = storage.phases().get(1, "UNLOADED")
@@ -313,14 +313,14 @@ def test_a_version_that_is_deleted_while_it_is_loaded(site: Site) -> None:
     agent = site.agent()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(agent.load, "m", {})
-        assert site.backend.loading.acquire(timeout=WAIT_S)
+        assert site.backend.loading.acquire(timeout=PATIENCE_S)
         (directory / "2" / "model.echo").unlink()
         (directory / "2").rmdir()
         site.backend.gate.set()
         with pytest.raises(
             InvalidArgumentError, match="version 2 is at UNAVAILABLE state: Unavailable: unable"
         ):
-            loading.result(WAIT_S)
+            loading.result(PATIENCE_S)
     assert site.serving("m") == {}
     assert site.backend.closed == ["m:1"]
     agent.load("m", {})
@@ -431,11 +431,11 @@ def test_a_stop_while_files_are_fetched(storage: Storage) -> None:
     go = threading.Event()
     model.before_file = waiting_for(go)
     loading = storage.start(model)
-    assert model.fetching.acquire(timeout=WAIT_S)
+    assert model.fetching.acquire(timeout=PATIENCE_S)
     assert not storage.lifecycle.close(0.01)
     go.set()
     with pytest.raises(UnavailableError, match="Server exiting"):
-        loading.result(WAIT_S)
+        loading.result(PATIENCE_S)
     with pytest.raises(UnavailableError, match="Server exiting"):
         storage.load(model)
 
@@ -469,7 +469,7 @@ def test_retries(
     assert (failed, tries) == {0: (True, 1), 2: (True, 3), 3: (False, 3)}[retries]
     again = ["FAILED", "LOADING"] * (tries - failed)
     assert storage.history() == ["STAGING", "LOADING", *again, "FAILED" if failed else "READY"]
-    storage.lifecycle.close(WAIT_S)
+    storage.lifecycle.close(PATIENCE_S)
 
 
 def test_memory_is_measured_and_given_back(storage: Storage, site: Site) -> None:
@@ -485,7 +485,7 @@ def test_loads_side_by_side_are_not_measured(storage: Storage, site: Site) -> No
     loads = [storage.start_slow(model) for model in models]
     site.backend.gate.set()
     for load in loads:
-        load.result(WAIT_S)
+        load.result(PATIENCE_S)
     assert [storage.states.versions(name)[1].host_bytes for name in ("a", "b")] == [None, None]
 
 
@@ -504,9 +504,9 @@ def test_what_takes_long_in_a_load_can_ask_whether_to_go_on(
 
     monkeypatch.setattr(site.backend, "load", asking)
     future = storage.start(storage.model(v1="ok"))
-    assert loading.wait(WAIT_S)
+    assert loading.wait(PATIENCE_S)
     monkeypatch.setattr(site.backend, "load", load)
     storage.load(storage.model("m", ALL, v1="ok", v2="ok"))
     with pytest.raises(SupersededError):
-        future.result(WAIT_S)
+        future.result(PATIENCE_S)
     assert storage.phases() == {1: "READY", 2: "READY"}

@@ -14,6 +14,7 @@ import pytest
 from tests.support.backend_harness import Harness, tensor_specs
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import AnyServer, RawClient, client_of, eventually, tensor
+from tests.support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -100,7 +101,7 @@ def stream(server: AnyServer, model: str, inputs: list[Any], count: int) -> list
     with client_of(server) as client:
         client.start_stream(lambda result, error: answers.put(error or result))
         client.async_stream_infer(model, inputs, enable_empty_final_response=True)
-        found = [answers.get(timeout=30) for _ in range(count)]
+        found = [answers.get(timeout=PATIENCE_S) for _ in range(count)]
         client.stop_stream()
     assert answers.empty()
     return found
@@ -129,7 +130,7 @@ def test_identity_of_every_datatype(server: AnyServer) -> None:
         one = client.infer("same", [inputs[3]])
         assert [output.name for output in one.get_response().outputs] == ["OUTPUT3"]
     sizes = sum(array.nbytes for n, array in arrays.items() if TYPES[n] != "BYTES") + 4 + 1 + 4
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as page:
+    with urllib.request.urlopen(server.metrics_url, timeout=PATIENCE_S) as page:
         lines = page.read().decode().splitlines()
     lines = [line for line in lines if line.startswith('input_byte_size_counter{model="same",version="1"}')]
     assert len(lines) == 1

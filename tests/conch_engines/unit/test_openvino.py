@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.backend_harness import Answer, Harness, one_batch, rows, strings, tensor_specs
+from tests.support.waiting import PATIENCE_S
 
 from conch.backends import load_backend
 from conch.core.backend import Backend, BackendInstance, Outcome
@@ -296,7 +297,7 @@ def run(instance: BackendInstance, batch: Batch) -> Outcome:
     outcome = instance.start(batch, done)
     if isinstance(outcome, list):
         return outcome
-    assert arrived.wait(20)
+    assert arrived.wait(PATIENCE_S)
     return outcomes[0]
 
 

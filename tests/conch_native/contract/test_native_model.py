@@ -17,6 +17,7 @@ import pytest
 from tests.support.core import make_spec
 from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 from tests.support.workers import request_of
 
 from conch.core.custom_metrics import CustomFamilies
@@ -134,7 +135,7 @@ def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
     fast.request.granted = 1000
     for answered in (slow, fast):
         assert stream.instances[0].execute(Batch([answered.request], 1, 0)) is None
-    assert fast.ended.wait(60)
+    assert fast.ended.wait(PATIENCE_S)
     assert fast.values == list(range(count))
     eventually(lambda: len(slow.responses) == 10, "the first responses are sent")
     while not slow.ended.is_set():
@@ -175,7 +176,7 @@ def test_a_client_that_never_reads_ends_with_an_error(
     monkeypatch.setattr(native_model, "MOST_WAITING", 400)
     answered = Answered(1, np.array([1000], np.int32), "INT32", 5)
     stream.instances[0].execute(Batch([answered.request], 1, 0))
-    assert answered.ended.wait(60)
+    assert answered.ended.wait(PATIENCE_S)
     *some, last = answered.responses
     assert [int(response.outputs[0].numpy()[0]) for response in some] == list(range(5))
     assert isinstance(last.error, ResourceExhaustedError)
@@ -270,7 +271,7 @@ def test_a_cancelled_request_ends_early(stream: NativeModel) -> None:
     eventually(partial(answered.has_more, 0), "the first response is there")
     answered.request.cancelled = True
     answered.request.notify_cancelled()
-    assert answered.ended.wait(60)
+    assert answered.ended.wait(PATIENCE_S)
     assert answered.values == list(range(len(answered.responses)))
     assert len(answered.responses) < 10_000_000
 
@@ -293,7 +294,7 @@ def test_a_response_may_be_larger_than_the_buffers(native_backends: NativeBacken
         answered = Answered(1, np.array([nbytes, 0]), "INT64", 1)
         if decoupled:
             model.instances[0].execute(Batch([answered.request], 1, 0))
-            assert answered.ended.wait(60)
+            assert answered.ended.wait(PATIENCE_S)
         (response,) = answered.responses if decoupled else responses_of(model, answered)
         assert response.parameters == {"text": "x" * nbytes}
 
@@ -317,7 +318,7 @@ def test_a_backend_waits_while_much_is_undelivered(native_backends: NativeBacken
     taken, released, ended = 0, False, False
     while not (released and ended):
         assert sent.value - taken <= most
-        for event in read_events(one.data, host.wait(one, 60_000)):
+        for event in read_events(one.data, host.wait(one, round(1000 * PATIENCE_S))):
             released |= isinstance(event, Released)
             if isinstance(event, Response):
                 ended = event.final

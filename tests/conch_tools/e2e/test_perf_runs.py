@@ -141,7 +141,7 @@ def test_counts_what_the_server_counts(
     assert point["generator"]["cpu_s"] > 0
     if "--rate" in flags:
         # A busy machine leaves some unsent at the end; a random schedule has more or fewer.
-        assert sent == pytest.approx(100, abs=60)
+        assert 0 < sent <= 160
 
 
 @pytest.mark.parametrize("by", ["stream", "generate_stream"])

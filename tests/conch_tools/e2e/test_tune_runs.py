@@ -68,12 +68,12 @@ def test_finds_the_batcher_after_a_kill_and_applies_it(
 
     tuner = subprocess.Popen([CONCH, "tune", *arguments], stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: len(measurements(out / "tune.json")) >= 2, "two measurements", 120)
+        eventually(lambda: len(measurements(out / "tune.json")) >= 2, "two measurements")
         servers = children(tuner.pid)
     finally:
         tuner.send_signal(signal.SIGKILL)
         tuner.wait()
-    eventually(lambda: all(ended(each) for each in servers), "the end of the server", 60)
+    eventually(lambda: all(ended(each) for each in servers), "the end of the server")
     kept = measurements(out / "tune.json")
 
     assert tune_command.run(arguments) == tune_command.DONE

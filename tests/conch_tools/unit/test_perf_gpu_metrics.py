@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.waiting import PATIENCE_S
+
 from conch_tools.perf.gpu_metrics import GpuMetrics
 
 _TEXT = """# TYPE nv_gpu_utilization gauge
@@ -50,7 +52,7 @@ def _port() -> Iterator[tuple[str, threading.Event]]:
 
 def test_aggregates_the_gauges_of_a_load() -> None:
     with _port() as (url, all_read), GpuMetrics(url, 0.001) as gpus:
-        assert all_read.wait(30)
+        assert all_read.wait(PATIENCE_S)
     assert gpus.found() == {
         "gpu_utilization:GPU-1": 0.5,
         "gpu_memory_used:GPU-1": 60,

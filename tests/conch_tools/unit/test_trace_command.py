@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.tracing import TraceMaker, setting_of
+from tests.support.waiting import PATIENCE_S
 
 from conch.cli import main
 from conch.observability.exporters import DropCounter
@@ -23,7 +24,7 @@ def files(tmp_path: Path) -> list[str]:
     maker.child(roots[2])
     file = TraceFile(DropCounter())
     file.write(roots)
-    file.close(time.monotonic() + 10)
+    file.close(time.monotonic() + PATIENCE_S)
     return [str(tmp_path / "t.0"), str(tmp_path / "t.1")]
 
 

@@ -281,9 +281,9 @@ def test_what_is_open_ends_with_the_instance(tmp_path: Path) -> None:
     said: list[Any] = []
     thread = threading.Thread(target=lambda: said.append(request.exec()))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(WAIT_S)
     calling.close()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert said[0].error().code() == pb_utils.TritonError.CANCELLED
     assert calling.server.cancelled == calling.server.submitted
     with pytest.raises(pb_utils.TritonModelException, match="has been unloaded"):

@@ -11,6 +11,7 @@ import pytest
 import redis
 from tests.support.redis_server import RedisServer, redis_server, scripted_server, silent_server
 from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_S
 
 from conch.caches.redis import RedisCache, open_redis
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
@@ -66,12 +67,12 @@ def test_several_servers_share_it(server: RedisServer, cache: RedisCache) -> Non
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the connection pool of the next cache is made with."""
+    """What the connection pool of the next cache is to be made with; it has time for any answer."""
     given: dict[str, Any] = {}
 
     def pool(**options: Any) -> redis.ConnectionPool:
         given.update(options)
-        return made(**options)
+        return made(**options | {"socket_connect_timeout": PATIENCE_S, "socket_timeout": PATIENCE_S})
 
     made = redis.ConnectionPool
     monkeypatch.setattr(redis, "ConnectionPool", pool)
@@ -92,7 +93,8 @@ def test_settings_reach_the_client(server: RedisServer, options: dict[str, Any])
 
 def test_name_and_password_from_the_environment(server: RedisServer, options: dict[str, Any]) -> None:
     environment = {"TRITONCACHE_REDIS_USERNAME": "u", "TRITONCACHE_REDIS_PASSWORD": "p"}
-    with closing(open_redis(server.settings(), environment)) as cache:
+    address = {"host": "127.0.0.1", "port": str(server.port)}
+    with closing(open_redis(address, environment)) as cache:
         assert (options["username"], options["password"]) == ("u", "p")
         assert (options["socket_connect_timeout"], options["socket_timeout"]) == (1.0, 0.5)
         assert (cache.connections, cache.patience_ns, cache.ttl_ns) == (4, 100_000_000, 0)
@@ -162,7 +164,7 @@ def test_a_certificate_that_is_not_there(server: RedisServer) -> None:
 
 
 def test_calls_fail_soon_while_it_is_away_and_work_when_it_is_back() -> None:
-    with redis_server() as server, closing(open_redis(server.settings(socket_timeout="200"), {})) as cache:
+    with redis_server() as server, closing(open_redis(server.settings(), {})) as cache:
         cache.insert(b"k", b"v", 0)
         server.stop()
         for call in (lambda: cache.lookup(b"k"), lambda: cache.insert(b"k", b"v", 0)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from tests.support.waiting import PATIENCE_S
+
 from conch.cli.shadow_output import shadow_text
 from conch.core.shadows.comparison import Difference, Figures
 from conch.core.shadows.shadow import ShadowPolicy
@@ -14,7 +16,7 @@ def test_counters_and_worst_pairs() -> None:
     shadows = Shadows()
     shadow = shadows.open("m", 8, b"1", ShadowPolicy())
     assert shadow is not None
-    assert shadows.stop(10)
+    assert shadows.stop(PATIENCE_S)
     assert shadow_text(shadow.as_json()).splitlines() == [
         "shadow of version 8: 0 copies, 0 of them failed; 0 dropped",
         "pairs: 0 compared, 0 differ",

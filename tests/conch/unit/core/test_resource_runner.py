@@ -20,6 +20,7 @@ from tests.support.core import (
     FollowingInstance,
     Instance,
     LoadedModel,
+    Shifted,
     Turnstile,
     echo,
     make_request,
@@ -27,6 +28,7 @@ from tests.support.core import (
 )
 from tests.support.profiles import scaled
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.execution.rate_limiter import RateLimiter
@@ -42,6 +44,7 @@ from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource, SequenceBatching
 
 MS = 1_000_000
+HOUR = 3_600_000 * MS
 
 
 def group(needs: str = "R1", count: int = 1, priority: int = 1, **more: object) -> InstanceGroup:
@@ -59,11 +62,11 @@ def make_model(
     allows_inline: bool = True,
     batching: DynamicBatching | None = None,
     most: int = 0,
+    clock: Clock = monotonic_ns,
 ) -> Model:
     spec = replace(make_spec(most, name=name, batching=batching), instance_groups=groups)
-    return Model.create(
-        spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), limiter=limiter
-    )
+    loaded = LoadedModel(execute, Instance if allows_inline else FollowingInstance)
+    return Model.create(spec, loaded, clock, limiter=limiter)
 
 
 class Watched(RateLimiter):
@@ -194,17 +197,21 @@ def test_a_budget_that_is_used_up() -> None:
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "drain"])
 def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> None:
-    limiter, gate = Watched(), Turnstile()
+    limiter, gate, clock = Watched(), Turnstile(), Shifted()
     small, big, other = (
-        make_model(limiter, group(needs), execute=gate, name=needs) for needs in ("R1", "R2", "R1 S1")
+        make_model(limiter, group(needs), execute=gate, name=needs, clock=clock)
+        for needs in ("R1", "R2", "R1 S1")
     )
     answers, gone = Answers(), Answers()
     submit(small, answers)
     gate.wait_entered()
-    deadline = time.monotonic_ns() + 50 * MS if end == "deadline" else None
-    request = submit(big, gone, deadline_ns=deadline)
+    request = submit(big, gone, deadline_ns=clock() + HOUR if end == "deadline" else None)
     limiter.wait_refused()
-    if end != "deadline":
+    if end == "deadline":
+        clock.ahead_ns += HOUR
+        submit(big, gone, deadline_ns=0)  # which wakes what sleeps for an hour
+        assert gone.wait(2)
+    else:
         submit(other, answers)
         limiter.wait_refused()
         assert not gate.running, "what is left is set aside for the big one"
@@ -212,7 +219,7 @@ def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> N
             assert big.cancel(request)
         else:
             assert big.fail_queued(UnavailableError("going")) == 1
-    assert gone.wait(1)
+    assert gone.finals_of(request) == 1
     if end == "deadline":
         submit(other, answers)
     gate.wait_entered()
@@ -520,9 +527,11 @@ class Blocked:
     def __init__(self) -> None:
         self.limiter, self.gate = Watched(), Turnstile()
         self.holder = make_model(self.limiter, group(), execute=self.gate, name="holder")
-        sequence = SequenceBatching("DIRECT", 60_000 * MS)
+        self.clock = Shifted()
+        sequence = SequenceBatching("DIRECT", 2 * HOUR)
         spec = replace(make_spec(4, name="m", sequence=sequence), instance_groups=(group(),))
-        self.model = Model.create(spec, LoadedModel(echo, FollowingInstance), limiter=self.limiter)
+        loaded = LoadedModel(echo, FollowingInstance)
+        self.model = Model.create(spec, loaded, self.clock, limiter=self.limiter)
         self.answers, self.held = Answers(), Answers()
         for number in (1, 2, 3):
             self.submit(number, self.answers, sequence_start=True)
@@ -571,9 +580,11 @@ def test_a_request_of_a_sequence_that_waits_for_resources_is_cancelled() -> None
 
 def test_a_request_of_a_sequence_that_waits_for_resources_expires() -> None:
     made, gone = Blocked(), Answers()
-    request = made.submit(3, gone, deadline_ns=time.monotonic_ns() + 20 * MS)
+    request = made.submit(3, gone, deadline_ns=made.clock() + HOUR)
     made.limiter.wait_refused()
-    assert gone.wait(1), "while nothing has come free"
+    made.clock.ahead_ns += HOUR
+    made.submit(2, gone, deadline_ns=0)  # which wakes what sleeps for an hour
+    assert gone.wait(2), "while nothing has come free"
     assert gone.response(request).error is not None
     made.release()
     made.close()

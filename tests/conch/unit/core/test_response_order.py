@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 from tests.support.profiles import scaled
+from tests.support.servers import eventually
 
 from conch.core.errors import CancelledError, ResourceExhaustedError, UnavailableError
 from conch.core.execution.response_order import ResponseOrder, keeps_order
@@ -337,8 +338,7 @@ def test_cancelled_and_expired_requests_take_their_place_and_hold_nobody_up(room
     expired = make_request(answers, deadline_ns=time.monotonic_ns())
     model.submit(expired)
     assert model.cancel(cancelled)
-    while model.pending:
-        threading.Event().wait(0.001)  # until it has been seen to expire
+    eventually(lambda: not model.pending, "it expires")
     assert answers.finals == 0
     rooms.door("first").set()
     assert answers.wait(3)
@@ -361,8 +361,7 @@ def test_responses_of_a_decoupled_request_come_before_those_of_the_next() -> Non
     requests = [make_request(answers) for _ in range(3)]
     for request in requests:
         model.submit(request)
-    while len(held) < 3:
-        threading.Event().wait(0.001)
+    eventually(lambda: len(held) == 3, "all have begun")
     for number in (2, 0, 1, 0):
         requests[number].respond(InferenceResponse([]), False)
     assert [request for request, _, _ in answers.calls] == [requests[0]] * 2, "the first passes at once"

@@ -22,6 +22,7 @@ from tests.support.core import (
     make_request,
     make_spec,
 )
+from tests.support.servers import eventually
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.execution.executor import Executor
@@ -287,8 +288,7 @@ def test_a_close_waits_for_answers_that_come_later(decoupled: bool) -> None:
     answers = Answers()
     for _ in range(2):
         model.submit(make_request(answers))
-    while len(taken) < 2:
-        threading.Event().wait(0.001)
+    eventually(lambda: len(taken) == 2, "both have begun")
     assert not model.close(0.05)
     assert loaded.closed == 0
     assert model.statistics.snapshot().running == 2

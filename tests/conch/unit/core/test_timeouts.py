@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
+from tests.support.core import WAIT_S, Answers, Shifted, echo, make_model, make_request, make_spec
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.model_statistics import QUEUE_FULL
@@ -22,15 +22,16 @@ MS = 1_000_000
 
 
 class Busy:
-    """A model whose only instance is busy until it is let go."""
+    """A model whose only instance is busy until it is let go, with the first request, which has no limit."""
 
     def __init__(self, *policies: QueuePolicy) -> None:
+        self.clock = Shifted()
         self.go = threading.Event()
         self.answers = Answers()
         self._entered = threading.Event()
-        spec = make_spec(8, batching=DynamicBatching(policies=policies) if policies else None)
-        self.model = make_model(spec, self._execute, allows_inline=False)
-        self.first = self.submit()
+        batching = DynamicBatching(policies=(QueuePolicy(), *policies), default_level=2) if policies else None
+        self.model = make_model(make_spec(8, batching=batching), self._execute, False, self.clock)
+        self.first = self.submit(priority=1)
         assert self._entered.wait(WAIT_S)
 
     def _execute(self, batch: Batch) -> list[InferenceResponse | None]:
@@ -40,7 +41,7 @@ class Busy:
 
     def submit(self, **settings: Any) -> InferenceRequest:
         request = make_request(self.answers, 1, **settings)
-        request.received_ns = time.monotonic_ns()
+        request.received_ns = self.clock()
         self.model.submit(request)
         return request
 
@@ -89,7 +90,7 @@ def test_a_passed_deadline_is_answered_while_the_only_instance_is_busy() -> None
 def test_a_delayed_request_runs_in_the_end() -> None:
     busy = Busy(QueuePolicy(delays=True, timeout_ns=MS))
     late = busy.submit()
-    time.sleep(0.01)
+    busy.clock.ahead_ns += 10 * MS
     assert busy.answers.finals_of(late) == 0
     busy.finish()
     assert busy.answers.response(late).error is None

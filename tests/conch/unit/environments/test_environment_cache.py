@@ -198,7 +198,7 @@ def any_of(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bool:
 
     assert first.stdout is not None
     assert second.stdout is not None
-    ready, _, _ = select.select([first.stdout, second.stdout], [], [], 30)
+    ready, _, _ = select.select([first.stdout, second.stdout], [], [], WAIT_S)
     assert ready, "neither makes it"
     chosen = first if ready[0] is first.stdout else second
     assert line(chosen) == "making"
@@ -244,12 +244,12 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
 
     def make(folder: Path, lock: int) -> Mapping[str, str]:
         making.set()
-        go.wait(30)
+        go.wait(WAIT_S)
         return {}
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.obtain, "x", make, "x")
-        assert making.wait(30)
+        assert making.wait(WAIT_S)
         polls: list[None] = []
 
         def stopped() -> bool:
@@ -259,7 +259,7 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match="stopped while another process made its environment"):
             cache.obtain("x", make, "x", stopped)
         go.set()
-        first.result(30).release()
+        first.result(WAIT_S).release()
     assert not stop.is_set()
 
 

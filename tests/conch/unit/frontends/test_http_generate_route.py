@@ -15,6 +15,7 @@ import pytest
 from tests.support.core import make_spec
 from tests.support.raw_http import request as http_request
 from tests.support.rest import Agent, Rest, Wire, make_core, pools
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
 from conch.core.model_statistics import ModelStatistics
@@ -28,7 +29,6 @@ from conch.frontends.http.http_routing import RouteTable
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 
-WAIT_S = 30.0
 PATH = "/v2/models/m/generate"
 STREAM = PATH + "_stream"
 NOT_ONE = {
@@ -68,7 +68,7 @@ class Scripted:
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -154,7 +154,7 @@ def test_a_model_that_would_go_on_is_told_that_nobody_waits(rest: Rest, model: S
     def script(request: InferenceRequest) -> None:
         request.respond(response(1), False)
         request.respond(response(2), False)
-        assert model.cancelled.wait(WAIT_S)
+        assert model.cancelled.wait(PATIENCE_S)
         request.respond(None)
 
     model.script = script
@@ -230,7 +230,7 @@ def test_a_request_is_cancelled_when_its_client_goes_away(rest: Rest, model: Scr
 
     def script(request: InferenceRequest) -> None:
         began.set()
-        assert model.cancelled.wait(WAIT_S)
+        assert model.cancelled.wait(PATIENCE_S)
         request.respond(None)
 
     model.script = script
@@ -238,9 +238,9 @@ def test_a_request_is_cancelled_when_its_client_goes_away(rest: Rest, model: Scr
     async def leave() -> list[bytes]:
         wire = Wire(rest.handler)
         wire.send(http_request("POST", path, b'{"IN": 1}'))
-        await asyncio.to_thread(began.wait, WAIT_S)
+        await asyncio.to_thread(began.wait, PATIENCE_S)
         wire.hang_up()
-        await asyncio.wait_for(wire.ended(), WAIT_S)
+        await asyncio.wait_for(wire.ended(), PATIENCE_S)
         return wire.written
 
     assert asyncio.run(leave()) == []
@@ -275,8 +275,8 @@ def test_a_model_waits_for_a_client_that_reads_slowly(rest: Rest, model: Scripte
             await asyncio.sleep(0.001)
         ahead = len(sent) - len(wire.written)
         wire.hang_up()
-        assert await asyncio.to_thread(model.cancelled.wait, WAIT_S)
-        await asyncio.wait_for(wire.ended(), WAIT_S)
+        assert await asyncio.to_thread(model.cancelled.wait, PATIENCE_S)
+        await asyncio.wait_for(wire.ended(), PATIENCE_S)
         return held, ahead
 
     held, ahead = asyncio.run(crawl())
@@ -299,10 +299,10 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
         while len(wire.written) < 5:
             await asyncio.sleep(0.001)
         wire.hang_up()
-        await asyncio.wait_for(wire.ended(), WAIT_S)
+        await asyncio.wait_for(wire.ended(), PATIENCE_S)
 
     asyncio.run(leave())
-    assert model.cancelled.wait(WAIT_S)
+    assert model.cancelled.wait(PATIENCE_S)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -341,7 +341,7 @@ def test_a_queue_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
             assert items is not None and len(items) <= 3, "the thread waits for 10 bytes to be read"
             taken += items
         responses.close()
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         assert taken == list(range(100))
         responses.put(100, 5)
         assert await responses.take_all() is None
@@ -363,7 +363,7 @@ def test_what_comes_together_for_many_queues_wakes_the_loop_once() -> None:
         thread = threading.Thread(target=frame)
         before = loop.wakes
         thread.start()
-        thread.join(WAIT_S)  # the loop can't run meanwhile
+        thread.join(PATIENCE_S)  # the loop can't run meanwhile
         assert loop.wakes == before + 1
         for number, items in enumerate(await asyncio.gather(*takers)):
             assert items == [number, number + 32]

@@ -19,6 +19,7 @@ from tests.support.core import make_spec
 from tests.support.log_defaults import LOG_SETTINGS
 from tests.support.raw_http import head
 from tests.support.rest import Agent, Rest, Wire, make_core, pools
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, FailedPreconditionError, InternalError, UnavailableError
 from conch.core.model_control import IndexEntry
@@ -151,7 +152,7 @@ def test_the_loop_goes_on_while_a_model_looks_whether_it_is_ready(site: Site) ->
 
     def wait() -> bool:
         asked.set()
-        return go.wait(30)
+        return go.wait(PATIENCE_S)
 
     model: Any = site.core.model("a")
     model.readiness.append(Check(wait))
@@ -302,7 +303,7 @@ def test_loads_are_posted(site: Site, action: str) -> None:
 
 def test_loads_hold_up_nothing_but_loads(site: Site) -> None:
     go = threading.Event()
-    site.agent.hold = lambda: go.wait(30)
+    site.agent.hold = lambda: go.wait(PATIENCE_S)
 
     async def talk() -> list[int]:
         loads = [
@@ -325,7 +326,7 @@ def test_loads_hold_up_nothing_but_loads(site: Site) -> None:
 
 def test_an_index_that_hangs_holds_up_nothing_but_indexes(site: Site) -> None:
     go = threading.Event()
-    site.agent.hold = lambda: go.wait(30)
+    site.agent.hold = lambda: go.wait(PATIENCE_S)
 
     async def talk() -> list[int]:
         waiting = [asyncio.ensure_future(site.rest.send("POST", "/v2/repository/index")) for _ in range(4)]
@@ -342,7 +343,7 @@ def test_an_index_that_hangs_holds_up_nothing_but_indexes(site: Site) -> None:
 
 def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pools) -> None:
     go = threading.Event()
-    site.agent.hold = lambda: go.wait(30)
+    site.agent.hold = lambda: go.wait(PATIENCE_S)
 
     async def talk() -> list[int]:
         loads = [
@@ -530,14 +531,14 @@ def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long(made: Pools) 
 
     def hang() -> None:
         begun.set()
-        go.wait(30)
+        go.wait(PATIENCE_S)
 
     future = made.operations[RunsOn.REPOSITORY].submit(hang)
-    begun.wait(30)
+    begun.wait(PATIENCE_S)
     assert not made.close(lambda: 0.0)
     assert future.running()
     go.set()
-    assert made.close(lambda: 30.0)
+    assert made.close(lambda: PATIENCE_S)
 
 
 def test_a_front_end_that_stops_counts_what_it_refuses_to_generate() -> None:

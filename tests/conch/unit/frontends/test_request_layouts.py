@@ -116,7 +116,7 @@ def test_other_ids_and_contents_of_the_same_length_are_recognised(
     "message",
     [
         message_of([b"1234"], "id"),
-        message_of([b"12", b"", b"4"][:2], outputs=("o",), timeout=5),
+        message_of([b"12", b"", b"4"][:2], outputs=("o",), timeout=1000),
         message_of([b"\x0a\x01m\x1a\x01i"], "\x0a\x01m"),
         message_of([], "7"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 from tests.support.core import WAIT_S
@@ -29,13 +31,23 @@ def test_threads_that_a_burst_has_started_end() -> None:
     assert pool.close(WAIT_S)
 
 
-def test_an_idle_thread_takes_the_next_work() -> None:
-    pool = ThreadPool(4, "pool-idle")
-    for _ in range(100):
-        pool.submit(int).result(WAIT_S)
+def test_an_idle_thread_takes_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = threading.Semaphore(0)
+
+    class Condition(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            idle.release()  # what submits needs the lock, which the thread has until it sleeps
+            return super().wait_for(predicate, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("conch.frontends.thread_pool.threading.Condition", Condition)
+        pool = ThreadPool(4, "pool-idle")
+    for text in ["0"] * 100 + ["x"]:
+        number = pool.submit(int, text)
+        assert idle.acquire(timeout=WAIT_S)
     with pytest.raises(ValueError, match="invalid literal"):
-        pool.submit(int, "x").result(WAIT_S)
-    assert len(named("pool-idle")) <= 2  # it may take the result before the thread is idle
+        number.result(WAIT_S)
+    assert len(named("pool-idle")) == 1
     assert pool.close(WAIT_S)
     assert not named("pool-idle")
 

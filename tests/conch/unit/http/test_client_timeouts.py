@@ -96,6 +96,22 @@ def client_of(listener: Listener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", listener.port), WAIT_S)
 
 
+def sent_at_once(thread: LoopThread, listener: Listener, data: bytes) -> socket.socket:
+    """A client that is idle at no time before it has sent something: the loop stands still until then."""
+    stands, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        assert go_on.wait(WAIT_S)
+
+    thread.loop.call_soon_threadsafe(stand)
+    assert stands.wait(WAIT_S)
+    client = client_of(listener)
+    client.sendall(data)
+    go_on.set()
+    return client
+
+
 def rest_of(client: socket.socket) -> bytes:
     whole = b""
     while part := client.recv(1000):
@@ -112,8 +128,7 @@ EXPECTING = b"POST / HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r
 @pytest.mark.parametrize("half", HALVES)
 def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
     listener = thread.listen(Held(), "127.0.0.1", 0, timeouts=SHORT)
-    with closing(client_of(listener)) as client:
-        client.sendall(half)
+    with closing(sent_at_once(thread, listener, half)) as client:
         assert rest_of(client).startswith(b"HTTP/1.1 408 ")
     assert listener.close(WAIT_S)
 
@@ -121,9 +136,8 @@ def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
 def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopThread) -> None:
     app = Held()
     listener = thread.listen(app, "127.0.0.1", 0, timeouts=SHORT)
-    with closing(client_of(listener)) as busy:
-        # Beside the beginning of another request, which has to wait for nobody.
-        busy.sendall(WHOLE + HALVES[0])
+    # Beside the beginning of another request, which has to wait for nobody.
+    with closing(sent_at_once(thread, listener, WHOLE + HALVES[0])) as busy:
         assert app.entered.wait(WAIT_S)
         for _ in range(2):
             with closing(client_of(listener)) as idle:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.raw_http import head, request
 from tests.support.rest import Wire
+from tests.support.waiting import PATIENCE_S
 
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
@@ -22,7 +23,7 @@ def hello(exchange: HttpExchange) -> None:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 30))
+    return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 async def written(handler: Handler, *sent: bytes) -> bytes:

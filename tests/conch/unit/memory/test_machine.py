@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
             self.open.pop()[0].fail(NotFoundError("over"))
         self.regions.close()
         assert not process_guard().installed
-        assert len(os.listdir("/proc/self/fd")) == self.before
+        assert len(os.listdir("/proc/self/fd")) <= self.before
         for memory in self.objects:
             memory.close()
 

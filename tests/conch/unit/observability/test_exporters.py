@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest
@@ -109,7 +110,7 @@ def test_traces_go_to_the_registered_exporter(registered: Callable[..., None]) -
     assert kept.drops is tracer.drops
     shown = dict(trace_families(tracer.drops, tracing.exporter))
     assert "conch_trace_spans_total 1\n" in [line for lines in shown.values() for line in lines]
-    tracer.close(5.0)
+    tracer.close(PATIENCE_S)
     assert kept.closed
 
 
@@ -119,7 +120,7 @@ def test_metrics_go_to_the_registered_exporter() -> None:
     (kept,) = options.opened
     export.start()
     eventually(lambda: len(kept.items) > 1, "it exports at its interval")
-    export.close(5.0)
+    export.close(PATIENCE_S)
     assert kept.closed
     first, second = kept.items[:2]
     assert isinstance(first, Scrape) and first.text == "text"

@@ -189,7 +189,7 @@ from conch.observability.logging.log_sinks import FileSink
 
 with writing(FileSink(Path(sys.argv[1]))) as writer:
     writer.put("parent", 1)
-    assert writer.flush(10)
+    assert writer.flush(1000)
     child = os.fork()
     if not child:
         code = 1
@@ -207,7 +207,7 @@ with writing(FileSink(Path(sys.argv[1]))) as writer:
 def test_a_forked_process_writes_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "log"
     # In a process of its own: in this one gRPC, where it has been used, makes descriptors at each fork.
-    subprocess.run([sys.executable, "-c", FORKING, str(path)], check=True, timeout=60, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", FORKING, str(path)], check=True, timeout=WAIT_S, cwd=ROOT)
     assert path.read_text() == "PARENT\nCHILD\nPARENT AGAIN\n"
 
 

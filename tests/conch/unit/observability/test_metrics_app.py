@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.observability.metrics.metrics_app import MetricsApp
 from conch.observability.metrics.metrics_exposition import Format
@@ -27,7 +28,7 @@ class Rendered:
         self.begun.append(wanted)
         number = len(self.begun)
         self.started.release()
-        assert self.go.acquire(timeout=30)
+        assert self.go.acquire(timeout=PATIENCE_S)
         if self.error is not None:
             raise self.error
         return [b"text ", str(number).encode()]
@@ -60,7 +61,7 @@ async def ask(
 
 
 async def until(started: threading.Semaphore) -> None:
-    assert await asyncio.to_thread(started.acquire, timeout=30)
+    assert await asyncio.to_thread(started.acquire, timeout=PATIENCE_S)
 
 
 def test_all_who_ask_before_a_text_is_begun_share_it(app: MetricsApp, rendered: Rendered) -> None:

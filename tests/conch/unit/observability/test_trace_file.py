@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tracing import TraceMaker, setting_of, tensor, triton_summary
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.request import RunTimes
 from conch.core.tensor import encode_bytes
@@ -24,8 +25,6 @@ from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_records import tree_text
 from conch.observability.tracing.trace_settings import TraceSetting
-
-LATER = 10.0
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:
@@ -175,7 +174,7 @@ def test_a_file_is_valid_after_each_write(
             assert times == sorted(times)
         for front_end in ("HTTP", "GRPC"):
             triton_summary(records, front_end)
-    file.close(time.monotonic() + LATER)
+    file.close(time.monotonic() + PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_files_are_changed_by_the_log_frequency(
     if end == "replaced":
         file.replaced(setting)
     else:
-        file.close(time.monotonic() + LATER)
+        file.close(time.monotonic() + PATIENCE_S)
     assert ids_in(tmp_path) == closed_files
 
 

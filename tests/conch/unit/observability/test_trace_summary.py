@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.support.tracing import TraceMaker, setting_of, tensor, triton_summary
+from tests.support.waiting import PATIENCE_S
 
 from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
@@ -25,7 +26,7 @@ def written(path: Path, roots: list[Trace]) -> Path:
     """The file of traces."""
     file = TraceFile(DropCounter())
     file.write(roots)
-    file.close(time.monotonic() + 10)
+    file.close(time.monotonic() + PATIENCE_S)
     return path
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.servers import eventually
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.request import InferenceRequest, RunTimes
@@ -239,7 +240,7 @@ def test_each_traced_request_is_written_once(cases: list[tuple[int, bool, bool]]
     random.shuffle(ends)
     for trace in ends:
         tracer.end(trace, 9)
-    tracer.close(20.0)
+    tracer.close(PATIENCE_S)
     assert sorted(kept.roots, key=id) == sorted(roots, key=id)
     numbers = [trace.number for root in roots for trace in (root, *root.children)]
     assert len(set(numbers)) == len(numbers)
@@ -258,7 +259,7 @@ def test_a_tree_waits_for_what_goes_on() -> None:
     eventually(lambda: kept.roots == [second], "the complete one is written")
     tracer.end(late, now)
     eventually(lambda: kept.roots == [second, first], "the other one, too")
-    tracer.close(20.0)
+    tracer.close(PATIENCE_S)
 
 
 def test_slow_and_failed_requests_are_kept() -> None:
@@ -270,7 +271,7 @@ def test_slow_and_failed_requests_are_kept() -> None:
         assert trace is not None
         trace.received_ns, trace.error = 1, error
         tracer.end(trace, end_ns)
-    tracer.close(20.0)
+    tracer.close(PATIENCE_S)
     assert [trace.reason for trace in kept.roots] == ["failed", "slow"]
     assert drops.counts()["limit"] == 1
 
@@ -286,7 +287,7 @@ def test_a_replaced_setting_comes_after_its_traces() -> None:
     after = begun(tracer)
     assert after is not None
     tracer.end(after, 2)
-    tracer.close(20.0)
+    tracer.close(PATIENCE_S)
     assert kept.items == [before, setting, after]
 
 
@@ -297,7 +298,7 @@ def test_what_a_queue_does_not_take_is_counted(monkeypatch: pytest.MonkeyPatch) 
     class Slow(Kept):
         def write(self, roots: Sequence[Trace]) -> None:
             blocked.set()
-            assert go.wait(20.0)
+            assert go.wait(PATIENCE_S)
             super().write(roots)
 
     kept = Slow()
@@ -309,5 +310,5 @@ def test_what_a_queue_does_not_take_is_counted(monkeypatch: pytest.MonkeyPatch) 
         tracer.end(trace, 1)
         number += 1
     go.set()
-    tracer.close(20.0)
+    tracer.close(PATIENCE_S)
     assert len(kept.roots) + drops.counts()["queue_full"] == number

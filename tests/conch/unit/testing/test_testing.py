@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 import conch.testing
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -71,7 +72,9 @@ def test_lists_become_arrays_of_the_right_type(tmp_path: Path) -> None:
 
 
 def test_many_requests_share_batches(tmp_path: Path) -> None:
-    config = {"dynamic_batching": {"preferred_batch_size": [3], "max_queue_delay_microseconds": 10_000_000}}
+    config = {
+        "dynamic_batching": {"preferred_batch_size": [3], "max_queue_delay_microseconds": 3_600_000_000}
+    }
     with conch.testing.load(model(tmp_path), config=config) as loaded:
         assert loaded.config["max_batch_size"] == 4
         results = loaded.run_all({"A": ROW * number} for number in range(3))
@@ -251,7 +254,7 @@ class EnvironmentSpec:
             self._done.set()
 
     def wait(self) -> list[InferenceResponse]:
-        assert self._done.wait(20)
+        assert self._done.wait(PATIENCE_S)
         return self.responses
 
 

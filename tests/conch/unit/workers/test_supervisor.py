@@ -10,19 +10,19 @@ import re
 import signal
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.core import Answers
-from tests.support.servers import WAIT_S, eventually
+from tests.support.servers import WAIT_S, eventually, past_deadline
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spec, request_of
 
 from conch.backends.python.python_settings import Settings
 from conch.core.clock import monotonic_ns
-from conch.core.errors import DeadlineExceededError, UnavailableError
+from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
 from conch.core.execution.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
@@ -291,7 +291,7 @@ def _kill(instance: WorkerInstance) -> None:
     pid = _pid(instance)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: instance.worker().restarts == 1, "its death is noticed")
+    eventually(lambda: instance.worker().restarts >= 1, "its death is noticed")
 
 
 @pytest.mark.parametrize("parameters", [{}, {"CONCH_MAX_EXECUTION_SECONDS": "60"}])
@@ -307,18 +307,36 @@ def test_a_worker_is_warmed_up_again_before_it_serves(tmp_path: Path, parameters
     [
         ("raise ValueError('no luck')", "failed to run warmup sample 'w': .*no luck"),
         ("os._exit(7)", "failed to run warmup sample 'w': .*exited with status 7"),
-        ("time.sleep(1000)", "failed to run warmup sample 'w': .*lasted longer than the 0.5 s"),
     ],
 )
 def test_a_worker_that_can_not_be_warmed_up_does_not_serve(tmp_path: Path, hurdle: str, says: str) -> None:
     flag = tmp_path / "flag"
-    limits = {"CONCH_MAX_EXECUTION_SECONDS": "0.5"} if "sleep" in hurdle else {}
-    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}", **limits) as instance:
+    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}") as instance:
         flag.touch()
         _kill(instance)
         eventually(lambda: re.search(says, instance.worker().reason), "it is said why")
         flag.unlink()
         assert _output(instance) == 4
+
+
+def test_a_worker_whose_warm_up_hangs_does_not_serve(tmp_path: Path) -> None:
+    flag, outputs = tmp_path / "flag", list[int]()
+    hurdle = f"if os.path.exists({str(flag)!r}): time.sleep(1000)"
+
+    def serve(limit_s: float) -> None:
+        (directory := tmp_path / str(limit_s)).mkdir()
+        limits = {"CONCH_MAX_EXECUTION_SECONDS": str(limit_s)}
+        # Errors are those of a machine on which the model takes that long without the hurdle too.
+        with suppress(ConchError), _warmed(directory, hurdle, **limits) as instance:
+            flag.touch()
+            _kill(instance)
+            says = "failed to run warmup sample 'w': .*lasted longer than the "
+            eventually(lambda: re.search(says, instance.worker().reason), "it is said why")
+            flag.unlink()
+            outputs.append(_output(instance))
+
+    past_deadline(serve, lambda: outputs, 0.5)
+    assert outputs == [4]
 
 
 def test_closing_ends_a_warm_up(tmp_path: Path) -> None:

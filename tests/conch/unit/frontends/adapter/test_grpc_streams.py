@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.frontends.grpc.adapter.grpcio_calls import StreamCall
 from conch.frontends.grpc.open_calls import OpenCalls
 
-WAIT_S = 30.0
 BLOCK = bytes(16 << 20)
 OVER = 6
 """So many blocks are over the bound."""
@@ -54,7 +54,7 @@ class Stream:
 
 
 def ended(thread: threading.Thread) -> bool:
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     return not thread.is_alive()
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.frontends.grpc.adapter.grpc_server import Server
 from conch.frontends.grpc.adapter.grpcio_calls import UnaryCall, Watcher
@@ -18,7 +19,6 @@ from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.open_calls import OpenCalls
 
 CLOSE = cygrpc.ReceiveCloseOnServerOperation
-WAIT_S = 30.0
 
 
 class FakeCall:
@@ -144,14 +144,14 @@ def test_of_an_answer_and_a_look_at_once_one_asks_for_the_close() -> None:
             together = threading.Barrier(2)
 
             def look(rig: Rig = rig, together: threading.Barrier = together) -> None:
-                together.wait(WAIT_S)
+                together.wait(PATIENCE_S)
                 rig.call.look()
 
             thread = threading.Thread(target=look)
             thread.start()
-            together.wait(WAIT_S)
+            together.wait(PATIENCE_S)
             rig.call.reply(b"answer")
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
             assert rig.fake.closes == 1
             assert len(rig.fake.batches) in (1, 2)
     finally:
@@ -166,7 +166,7 @@ def test_the_watcher_looks_at_the_calls_that_are_open() -> None:
     watcher.start()
     try:
         while rig.fake.closes == 0:
-            assert ticks.acquire(timeout=WAIT_S)
+            assert ticks.acquire(timeout=PATIENCE_S)
     finally:
         watcher.stop()
     rig.call.reply(b"answer")
@@ -186,7 +186,7 @@ def test_the_watcher_leaves_watched_calls_alone(monkeypatch: pytest.MonkeyPatch)
     watcher.start()
     try:
         for _ in range(12):
-            assert ticks.acquire(timeout=WAIT_S)
+            assert ticks.acquire(timeout=PATIENCE_S)
     finally:
         watcher.stop()
     assert looks == []
@@ -196,10 +196,10 @@ def test_the_watcher_leaves_watched_calls_alone(monkeypatch: pytest.MonkeyPatch)
 def test_whoever_waits_for_calls_sees_the_last_one_end() -> None:
     rig = Rig()
     seen: list[bool] = []
-    waiting = threading.Thread(target=lambda: seen.append(rig.open.wait_until_none(WAIT_S)))
+    waiting = threading.Thread(target=lambda: seen.append(rig.open.wait_until_none(PATIENCE_S)))
     waiting.start()
     rig.call.reply(b"answer")
-    waiting.join(WAIT_S)
+    waiting.join(PATIENCE_S)
     assert seen == [True]
 
 

@@ -620,7 +620,7 @@ def test_with_real_models_and_spikes_at_random_everything_is_answered(count: int
             if number % 50 == 0:
                 naps.wait(0.002)
         try:
-            assert answers.wait(total, 20.0), f"{total - answers.finals} requests wait for ever"
+            assert answers.wait(total), f"{total - answers.finals} requests wait for ever"
         finally:
             stop.set()
             ticker.join(WAIT_S)

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.certificates import Authority
+from tests.support.clocks import Clock as SetClock
 from tests.support.http2_peer import (
     END_STREAM,
     MAX_WINDOW,
@@ -41,7 +42,8 @@ from tests.support.http2_peer import (
 )
 from tests.support.servers import WAIT_S, eventually
 
-from conch.core.io_loop import IoLoop
+from conch.core.clock import Clock
+from conch.core.io_loop import IoLoop, SharedLoop
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.tls_options import TlsOptions
@@ -55,13 +57,32 @@ from conch.frontends.grpc.transport.transport_server import Server
 MIB = 1 << 20
 SIZE = "/t.T/Size"
 SETTINGS = LocalSettings(max_frame_size=4 * MIB)
+NARROW = PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB)
+
+
+class ClockedLoop(SharedLoop):
+    """An I/O loop by a clock, for one holder."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clocked = IoLoop(clock)
+
+    def hold(self) -> IoLoop:
+        self._clocked.start()
+        return self._clocked
+
+    def release(self) -> None:
+        self._clocked.stop(0)
 
 
 class Site:
     """A server that answers with the size of messages, or with so many bytes."""
 
-    def __init__(self, tls: TlsOptions | None = None, options: PortOptions | None = None) -> None:
-        self.server = Server(options or PortOptions(settings=SETTINGS))
+    def __init__(
+        self, tls: TlsOptions | None = None, options: PortOptions | None = None, clock: Clock | None = None
+    ) -> None:
+        by_clock = () if clock is None else (ClockedLoop(clock), clock)
+        self.server = Server(options or PortOptions(settings=SETTINGS), *by_clock)
         self.waiting: queue.Queue[StreamRpc] = queue.Queue()
         self.cancelled: queue.Queue[None] = queue.Queue()
         self.server.serve(
@@ -198,7 +219,7 @@ def test_answers_to_a_client_that_reads_nothing_are_bounded(site: Site, peer: Ht
     again = first + integer(62, 7, 0x80) + rest
     flood = memoryview(b"".join(headers(stream, again, 0x5) for stream in range(3, 30_000, 2)))
     sent = 0
-    peer.socket.settimeout(4.0)  # far more than it takes to read what makes room for the next part
+    peer.socket.settimeout(3.0)  # far more than it takes to read what makes room for the next part
     with suppress(TimeoutError):
         while sent < len(flood):
             sent += peer.socket.send(flood[sent : sent + 65536])
@@ -239,27 +260,31 @@ def test_answers_of_a_client_that_leaves_are_freed(site: Site, peer: Http2Peer) 
         tracemalloc.stop()
 
 
-def test_a_stuck_stream_is_cancelled_beside_one_that_moves(
-    site: Site, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_connection, "CHECK_NS", 400_000_000)
-    peer.handshake((Setting.INITIAL_WINDOW_SIZE, 10))
-    block = header_block(*call_pairs("/t.T/Stream"))
-    peer.send(headers(1, block) + headers(3, block))
-    stuck, moving = site.waiting.get(timeout=WAIT_S), site.waiting.get(timeout=WAIT_S)
-    stuck.write(bytes(100))
-    moving.write(bytes(100_000))
-    peer.send(window_update(3, 1))
-    while (each := peer.wait_any()).kind != FrameType.RST_STREAM:
-        if each.kind == FrameType.DATA and each.stream == 3:
-            peer.send(window_update(3, 1))
-    assert each.stream == 1
-    site.cancelled.get(timeout=WAIT_S)
-    moving.close()
-    peer.send(window_update(3, 200_000), window_update(0, 200_000))
-    assert peer.wait_end(3)["grpc-status"] == "0"
-    assert site.cancelled.empty()
-    assert site.ended("slow_reader") == 1
+def test_a_stuck_stream_is_cancelled_beside_one_that_moves() -> None:
+    clock, any_rate = SetClock(), PortOptions(settings=SETTINGS, least_rate=0)
+    with closing(Site(options=any_rate, clock=clock)) as site, closing(Http2Peer(site.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 10))
+        block = header_block(*call_pairs("/t.T/Stream"))
+        peer.send(headers(1, block) + headers(3, block))
+        stuck, moving = site.waiting.get(timeout=WAIT_S), site.waiting.get(timeout=WAIT_S)
+        stuck.write(bytes(100))
+        moving.write(bytes(100_000))
+        checks = 0
+        while (each := peer.wait_any()).kind != FrameType.RST_STREAM:
+            if each.kind == FrameType.DATA and each.stream == 3:
+                # It has moved since the last check, and the next one is over when the ping is answered.
+                clock.now += grpc_connection.CHECK_NS
+                peer.send(ping(b"%8d" % checks))
+            elif each.kind == FrameType.PING:
+                checks += 1
+                peer.send(window_update(3, 1))
+        assert each.stream == 1
+        site.cancelled.get(timeout=WAIT_S)
+        moving.close()
+        peer.send(window_update(3, 200_000), window_update(0, 200_000))
+        assert peer.wait_end(3)["grpc-status"] == "0"
+        assert site.cancelled.empty()
+        assert site.ended("slow_reader") == 1
 
 
 @pytest.fixture
@@ -360,7 +385,7 @@ class Upload:
 @pytest.fixture
 def narrow() -> Iterator[Site]:
     """A server that may hold 16 MiB of messages."""
-    with closing(Site(options=PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB))) as site:
+    with closing(Site(options=NARROW)) as site:
         yield site
 
 
@@ -412,9 +437,11 @@ def test_clients_beyond_the_bound_end_or_are_refused(narrow: Site) -> None:
     eventually(lambda: narrow.received_bytes == 0, "all is forgotten")
 
 
-def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_has_to_wait_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    clock = SetClock()
     with (
+        closing(Site(options=NARROW, clock=clock)) as narrow,
         closing(Upload(narrow.address, 32 * MIB)) as oldest,
         closing(Upload(narrow.address, 32 * MIB)) as waiting,
         closing(Http2Peer(narrow.address)) as slow,
@@ -428,6 +455,8 @@ def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytes
         slow.send(headers(1, header_block(*call_pairs(SIZE))), data(1, message(bytes(MIB))[:100]))
         while not narrow.ended("slow_sender"):
             oldest.send(200)
+            oldest.look()
+            clock.now += grpc_connection.CHECK_NS
             oldest.look()
         slow.wait_frame(FrameType.HEADERS, 1, END_STREAM)
         assert narrow.ended("slow_sender") == 1
