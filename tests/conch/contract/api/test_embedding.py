@@ -187,7 +187,7 @@ def write_slow(repository: Path) -> Path:
 
 def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
     here = write_slow(tmp_path)
-    server = conch.Server(tmp_path, exit_timeout_secs=10, **NO_PORTS)
+    server = conch.Server(tmp_path, exit_timeout_secs=int(WAIT_S), **NO_PORTS)
     raised: list[BaseException] = []
 
     def start() -> None:
