@@ -441,6 +441,17 @@ def write_steps(repository: Path, name: str = "steps", finalized: Path | None = 
     return write_model(repository, name, config, {"model.py": _STEPS.read_text()})
 
 
+def put_in_place(source: Path, target: Path) -> None:
+    """Moves a directory to its place, or the files that differ; each comes whole, on a busy machine too."""
+    if not target.exists():
+        source.rename(target)
+    elif source.is_dir():
+        for each in source.iterdir():
+            put_in_place(each, target / each.name)
+    elif source.read_bytes() != target.read_bytes():
+        source.replace(target)
+
+
 def copy_example(repository: Path, name: str, to: str | None = None) -> Path:
     """Copies one of the examples' models, under another name if need be."""
     directory = Path(shutil.copytree(EXAMPLES / name, repository / (to or name)))

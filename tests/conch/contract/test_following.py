@@ -22,6 +22,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
+    put_in_place,
     serving_process,
     tensor,
     write_model,
@@ -57,18 +58,7 @@ def write(repository: Path, name: str, answer: int, version: int = 1, config: st
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=repository) as aside:
         files = {"model.py": ANSWER.format(answer=answer)}
-        publish(write_model(Path(aside), name, config, files, (version,)), repository / name)
-
-
-def publish(source: Path, target: Path) -> None:
-    """Moves a directory, or what differs of it, to its place."""
-    if not target.exists():
-        source.rename(target)
-    elif source.is_dir():
-        for each in source.iterdir():
-            publish(each, target / each.name)
-    elif source.read_bytes() != target.read_bytes():
-        source.replace(target)
+        put_in_place(write_model(Path(aside), name, config, files, (version,)), repository / name)
 
 
 class Following:
