@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory), "strings", STRINGS_CONFIG, {"model.py": STRINGS})
         with serving_process(Path(directory)) as server:
-            with health_probe(server.address) as probe:
+            with health_probe(server) as probe:
                 threading.Event().wait(_QUIET_S)
             print(
                 "| message | way | slowest health check, ms | health checks | the call itself, s | answer |"
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _row(server: ServerProcess, message: bytes, stream: bool) -> str:
-    with closing(RawClient(server.address)) as raw, health_probe(server.address) as probe:
+    with closing(RawClient(server.address)) as raw, health_probe(server) as probe:
         before = time.perf_counter()
         answer = "completed"
         try:

@@ -17,7 +17,7 @@ import uvloop
 if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
     sys.path.insert(0, _root)
 
-from tests.support import profiles, run_report, sets
+from tests.support import profiles, run_report, sets, waiting
 from tests.support.leaks import no_leaks
 from tests.support.servers import FRONT_ENDS
 
@@ -29,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 uvloop.new_event_loop().close()
 
 profiles.load()
+waiting.make_httpx_patient()
 _guard = sets.ProcessGuard()
 
 

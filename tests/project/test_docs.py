@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 import conch
 from conch.backends.arrays import ArrayBackend
@@ -85,7 +86,7 @@ def test_the_retry_policy_of_the_batching_page_is_one_for_grpc() -> None:
     with grpc.insecure_channel("127.0.0.1:1", [("grpc.service_config", text)]) as channel:
         path = f"/{method['name'][0]['service']}/{method['name'][0]['method']}"
         with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary(path)(b"", timeout=5)
+            channel.unary_unary(path)(b"", timeout=PATIENCE_S)
     # A policy that gRPC does not understand is an error of its own, and no call is tried.
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE, raised.value.details()
 

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.support.servers import ROOT, WAIT_S
+import psutil
+from tests.support.servers import ROOT, WAIT_S, ServerProcess
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -17,21 +18,29 @@ _PROBER = """
 import sys, time
 sys.path.insert(0, {root!r})
 import grpc
+from tests.support.attacks import cpu_s
 check = grpc.insecure_channel({address!r}).unary_unary({method!r})
 check(b"", timeout={timeout})
 print("ready", flush=True)
-worst, count = 0.0, 0
+worst, worst_cpu, count = 0.0, 0.0, 0
 import threading
 done = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
 while not done.is_set():
-    before = time.perf_counter()
+    before, cpu = time.perf_counter(), cpu_s({pid})
     check(b"", timeout={timeout})
     worst = max(worst, time.perf_counter() - before)
+    worst_cpu = max(worst_cpu, cpu_s({pid}) - cpu)
     count += 1
     done.wait(0.002)
-print(worst, count)
+print(worst, worst_cpu, count)
 """
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has taken, in seconds."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 class HealthProbe:
@@ -39,18 +48,22 @@ class HealthProbe:
 
     Attributes:
         worst_s: How long the slowest check took, once the block is over.
+        worst_cpu_s: The most processor time that the server took during a check: unlike the time that passes,
+            it does not grow with what else runs on the machine.
         count: How many checks there were.
     """
 
     def __init__(self) -> None:
-        self.worst_s = 0.0
+        self.worst_s = self.worst_cpu_s = 0.0
         self.count = 0
 
 
 @contextmanager
-def health_probe(address: str) -> Iterator[HealthProbe]:
+def health_probe(server: ServerProcess) -> Iterator[HealthProbe]:
     """Probes a server while the block runs."""
-    code = _PROBER.format(root=str(ROOT), address=address, method=HEALTH, timeout=2 * WAIT_S)
+    code = _PROBER.format(
+        root=str(ROOT), address=server.address, pid=server.process.pid, method=HEALTH, timeout=2 * WAIT_S
+    )
     probe = HealthProbe()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -60,8 +73,8 @@ def health_probe(address: str) -> Iterator[HealthProbe]:
             assert process.stdout.readline() == "ready\n"
             yield probe
             output, _ = process.communicate("", timeout=3 * WAIT_S)
-            worst, count = output.split()
-            probe.worst_s, probe.count = float(worst), int(count)
+            worst, worst_cpu, count = output.split()
+            probe.worst_s, probe.worst_cpu_s, probe.count = float(worst), float(worst_cpu), int(count)
         finally:
             process.kill()
 

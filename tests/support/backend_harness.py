@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.backend import Backend
 from conch.core.model_version import Model
@@ -18,7 +19,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec, WarmupSample
 from conch.core.tensor import Array, Tensor
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 opened: list[Any] = []
 """Model objects of this process that put themselves here, of the current test."""

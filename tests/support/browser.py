@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 TOOLS = Path(os.environ.get("CONCH_BROWSER", Path.home() / ".cache" / "conch-tests" / "browser"))
 AXE = TOOLS / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "console"
-WAIT_MS = 20_000
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = [
     "--headless=new",
@@ -72,7 +72,7 @@ class Visit:
             permissions=["clipboard-read", "clipboard-write"],
         )
         self.page: Page = self._context.new_page()
-        self.page.set_default_timeout(WAIT_MS)
+        self.page.set_default_timeout(1000 * PATIENCE_S)
         self.problems: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", self._dialog)

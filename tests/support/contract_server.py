@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     write_probe(
         repository,
         "four",
-        "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }",
+        "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 600000000 }",
     )
     write_probe(
         repository,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.clock import Clock, monotonic_ns
@@ -21,8 +22,7 @@ from conch.core.tensor import Tensor
 
 FP32_16 = (TensorSpec("IN", "FP32", (16,)),)
 OUT_16 = (TensorSpec("OUT", "FP32", (16,)),)
-WAIT_S = 30.0
-"""For what happens at once unless the code under test is broken."""
+WAIT_S = PATIENCE_S
 
 
 def make_spec(

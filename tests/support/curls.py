@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_S
+
 REST = "…"
 """Stands for anything, in a page: a whole value, a part of a text, further members or elements, lines."""
 
 _BLOCK = re.compile(
     r"^```sh\n(?P<command>.*?)^```\n(?:^```http\n(?P<answer>.*?)^```\n)?", re.DOTALL | re.MULTILINE
 )
-_TIMEOUT_S = 60
 # Whatever the command does with the answer, its status and headers are seen.
 _CURL = """
 set -eu -o pipefail
-curl() { command curl --silent --show-error --max-time 30 --dump-header "$HEADERS" "$@"; }
+curl() { command curl --silent --show-error --dump-header "$HEADERS" "$@"; }
 """
 
 
@@ -75,7 +76,7 @@ def run(example: Example, addresses: Mapping[str, str], directory: Path) -> None
         cwd=directory,
         env={**os.environ, "HEADERS": str(headers)},
         capture_output=True,
-        timeout=_TIMEOUT_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     output = done.stdout.decode(errors="replace")

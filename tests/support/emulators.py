@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import pytest
 from tests.support.servers import eventually, free_port
+from tests.support.waiting import PATIENCE_S
 
 AZURE_ACCOUNT = "devstoreaccount1"
 # Azurite's own, which is public: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
@@ -81,7 +82,7 @@ def _ask(
     method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> bytes:
     request = urllib.request.Request(url, content, dict(headers or {}), method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         body: bytes = answer.read()
     return body
 
@@ -110,9 +111,7 @@ def _running(command: list[str], url: str, environment: dict[str, str] | None = 
                 env={**os.environ, **(environment or {})},
             )
         try:
-            eventually(
-                lambda: _answers(url) or process.poll() is not None, f"{command[0]} listens", timeout_s=60
-            )
+            eventually(lambda: _answers(url) or process.poll() is not None, f"{command[0]} listens")
             assert process.poll() is None, Path(directory, "log").read_text()
             yield
         finally:

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import psutil
 from tests.support.names import DIRECTORY, made_here
+from tests.support.waiting import PATIENCE_S
 
 from conch.backends.python.runtime.module_loading import owners
-
-GRACE_S = 30.0
-"""How long what a test left behind may take to go away by itself, also on a busy machine."""
 
 # A real Triton beside the tests, whether theirs or a benchmark's, makes and drops names with this prefix.
 _PEER_PREFIX = "triton_python_backend_shm_region_"
@@ -140,7 +138,7 @@ def _parent(child: psutil.Process) -> int:
         return 0
 
 
-def still_leaked(before: Held, grace_s: float = GRACE_S) -> list[str]:
+def still_leaked(before: Held, grace_s: float = PATIENCE_S) -> list[str]:
     """As `leaked`, after garbage collection and up to `grace_s` seconds for things to end by themselves."""
     if not (found := leaked(before)):
         return []
@@ -156,7 +154,7 @@ def still_leaked(before: Held, grace_s: float = GRACE_S) -> list[str]:
 
 
 @contextmanager
-def no_leaks(grace_s: float = GRACE_S) -> Iterator[None]:
+def no_leaks(grace_s: float = PATIENCE_S) -> Iterator[None]:
     """Raises AssertionError if the block leaves anything behind."""
     before = held()
     yield

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.support.waiting import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -22,7 +23,7 @@ def get(
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, data, names, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:

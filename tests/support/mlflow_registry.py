@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.support.waiting import PATIENCE_S
 
 from conch_control.control_options import StorageOptions
 from conch_control.repository.repository_kinds import open_repository
@@ -305,7 +306,7 @@ class RegistryPlace:
 
     @contextmanager
     def opened(
-        self, query: str = "", timeout_s: float = 20.0, allow_code: bool = False
+        self, query: str = "", timeout_s: float = PATIENCE_S, allow_code: bool = False
     ) -> Iterator[MlflowRepository]:
         """The repository."""
         kinds = {"mlflow": MlflowSettings(allow_code=allow_code)}

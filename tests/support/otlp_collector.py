@@ -21,8 +21,9 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from tests.support.waiting import PATIENCE_S
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 _KINDS: dict[str, tuple[Any, Any]] = {
     "traces": (trace_service_pb2.ExportTraceServiceRequest, trace_service_pb2.ExportTraceServiceResponse),
     "metrics": (

@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 from tests.support.metrics import get
 from tests.support.servers import ROOT, write_model
+from tests.support.waiting import PATIENCE_S
 
 DEPLOY = ROOT / "deploy"
 _KUBERNETES = "1.30"
@@ -70,7 +71,7 @@ def post(url: str, body: bytes = b"", **headers: str) -> tuple[int, Mapping[str,
 def accepts_connections(port: int) -> bool:
     """KServe's default probe: whether a port can be connected to."""
     try:
-        with closing(socket.create_connection(("127.0.0.1", port), 1)):
+        with closing(socket.create_connection(("127.0.0.1", port), PATIENCE_S)):
             return True
     except OSError:
         return False

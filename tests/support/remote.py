@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE_S
+
 from conch.core.errors import CancelledError
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 class RemoteStaged:

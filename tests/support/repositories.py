@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.emulators import Bucket, Emulator
 from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.support.waiting import PATIENCE_S
 
 from conch_control.control_options import StorageOptions
 from conch_control.repository.repository_kinds import open_repository
@@ -53,7 +54,7 @@ class Place:
         self.bucket.delete(f"{self.prefix}/{path}")
 
     @contextmanager
-    def opened(self, timeout_s: float = 20.0, cache_bytes: int = 0) -> Iterator[ObjectRepository]:
+    def opened(self, timeout_s: float = PATIENCE_S, cache_bytes: int = 0) -> Iterator[ObjectRepository]:
         """The repository."""
         options = StorageOptions(self.cache, cache_bytes, timeout_s)
         repository = open_repository(self.location, options)

@@ -19,7 +19,7 @@ CONTROLS = """
     control_input { name: "R" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } }
 """
 CORRELATION = 'control_input {{ name: "C" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {} }} }}\n'
-LONG = "max_sequence_idle_microseconds: 60000000\n"
+LONG = "max_sequence_idle_microseconds: 600000000\n"
 
 SUMS = '''
 """Sums of each sequence, by its id. An input of -1 raises; SEEN says what every request of the batch had."""

@@ -23,6 +23,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tests.support.leaks import local_server
+from tests.support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2
 
 import conch
@@ -41,11 +42,10 @@ FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
 """Front processes of these servers, unless a flag says how many; none with flags that need none."""
 _WITHOUT_FRONTS = ("--grpc-transport=grpcio",)
 
-WAIT_S = 30.0
-"""For what happens at once unless the code under test is broken."""
+WAIT_S = PATIENCE_S
 IN_PROCESS = "--backend-config=python,placement=in_process"
 
-START_S = 4 * WAIT_S
+START_S = 2 * WAIT_S
 """For a server with many models, each of which may have a process of its own to start."""
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def past_deadline(call: Callable[[float], T], reached: Callable[[], Any], first_
     while True:
         answer = call(first_s)
         try:
-            eventually(reached, "it is reached before the deadline", 2.0)
+            eventually(reached, "it is reached before the deadline", max(2.0, first_s))
         except AssertionError:
             first_s *= 4
             assert first_s < WAIT_S, "it is never reached"
@@ -142,12 +142,13 @@ class ServerProcess:
         self._output = directory / "stdout"
         self._errors = directory / "stderr"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
-        # Any port, unless a flag says which: others may have the usual one.
+        # Any port, unless a flag says which: others may have the usual one. Time to stop on a busy machine.
         ours: dict[str, str | None] = {
             "CONCH_HTTP_PORT": "0",
             "CONCH_METRICS_PORT": "0",
             "CONCH_GRPC_TRANSPORT": GRPC_TRANSPORT,
             "CONCH_FRONT_ENDS": _front_ends(arguments),
+            "CONCH_EXIT_TIMEOUT_SECS": f"{WAIT_S:g}",
         }
         variables = {**inherited, **ours, **(environment or {})}
         with self._output.open("w") as output, self._errors.open("w") as errors:
@@ -325,6 +326,7 @@ def _keywords(flags: Sequence[str]) -> dict[str, Any]:
         "metrics_port": 0,
         "grpc_transport": GRPC_TRANSPORT,
         "front_ends": _front_ends(flags),
+        "exit_timeout_secs": int(WAIT_S),
     }
     given: dict[str, list[str]] = {}
     for flag in flags:
@@ -437,6 +439,17 @@ def write_steps(repository: Path, name: str = "steps", finalized: Path | None = 
         extra = f'parameters {{ key: "finalized" value {{ string_value: "{finalized}" }} }}'
     config = _STEPS_CONFIG.format(extra=extra)
     return write_model(repository, name, config, {"model.py": _STEPS.read_text()})
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    """Moves a directory to its place, or the files that differ; each comes whole, on a busy machine too."""
+    if not target.exists():
+        source.rename(target)
+    elif source.is_dir():
+        for each in source.iterdir():
+            put_in_place(each, target / each.name)
+    elif source.read_bytes() != target.read_bytes():
+        source.replace(target)
 
 
 def copy_example(repository: Path, name: str, to: str | None = None) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.admission import Admission
 from conch.core.backend import Backend, BackendInstance, BackendModel
@@ -31,7 +32,7 @@ input { name: "X" data_type: TYPE_UINT8 dims: 1 }
 output { name: "X" data_type: TYPE_UINT8 dims: 1 }
 """
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 class EchoInstance(BackendInstance):

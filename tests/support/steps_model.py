@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-_LONGEST_S = 30.0
+_LONGEST_S = 300.0
 _LOOK_S = 0.002
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from tests.support.waiting import PATIENCE_S
+
 from conch_control.repository.source import ModelSource, Repository
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 class HangingStore:

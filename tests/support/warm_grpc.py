@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,12 +14,12 @@ def grpc_is_warm() -> None:
     """Has gRPC open what it keeps for the life of the process, also for coroutines."""
     channel = grpc.insecure_channel("127.0.0.1:1")
     with pytest.raises(grpc.RpcError):
-        channel.unary_unary("/warm/up")(b"", timeout=5)
+        channel.unary_unary("/warm/up")(b"", timeout=PATIENCE_S)
     channel.close()
 
     async def warm_up() -> None:
         async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
             with pytest.raises(grpc.aio.AioRpcError):
-                await channel.unary_unary("/warm/up")(b"", timeout=5)
+                await channel.unary_unary("/warm/up")(b"", timeout=PATIENCE_S)
 
     asyncio.run(warm_up())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import client_of, serving_process, tensor, write_model
+from tests.support.waiting import PATIENCE_S
 from tritonclient.utils import InferenceServerException
 
 MODEL = """
@@ -53,10 +54,10 @@ CONFIG = """
     parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "8" } }
 """
 DEPTH = 5
-PROGRESS_S = 30.0
+PROGRESS_S = PATIENCE_S
 """Longest time in which no request at all ends."""
 
-DEADLINE_S = 10 * PROGRESS_S
+DEADLINE_S = 300.0
 """Deadlocks are found at a rate, so that a request may wait for some hundreds before it has its turn."""
 
 REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED")
@@ -84,9 +85,9 @@ def test_everybody_calls_somebody(
         write_model(tmp_path, f"m{number}", CONFIG, {"model.py": code})
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
-    ends = [time.monotonic()]
 
     with serving_process(tmp_path, flags=[f"--backend-config=python,placement={placement}"]) as server:
+        ends = [time.monotonic()]
 
         def use(number: int) -> None:
             with client_of(server) as client:

@@ -348,7 +348,11 @@ def _kill_one(server: ServerProcess, clients: _Clients, dice: random.Random) -> 
     return doomed
 
 
+<<<<<<< HEAD
 @pytest.mark.timeout(1800 + 10 * KILLS)
+=======
+@pytest.mark.timeout(1200 + 60 * KILLS)
+>>>>>>> testsb
 def test_front_kills(tmp_path: Path, grpc_is_warm: None) -> None:
     _write_models(tmp_path)
     dice = random.Random(KILLS)
@@ -379,7 +383,7 @@ def test_front_kills(tmp_path: Path, grpc_is_warm: None) -> None:
         _report(KILLS, clients, core)
         log.info("before the kills: %s", before)
         eventually(lambda: _held(core).descriptors <= before.descriptors, "descriptors are closed")
-        assert _held(core).threads <= before.threads + _POOL
+        eventually(lambda: _held(core).threads <= before.threads + _POOL, "threads end")
         assert KILLS <= _SETTLED or _held(core).memory <= settled.memory + _MOST_GROWTH
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.attacks import cpu_s
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
 from tests.support.served_http import INFER, LIVE, check_served
 from tests.support.server_fixtures import LOAD_ALL, server_fixture
@@ -38,8 +38,8 @@ BODIES = {
     "digits": b"[" + b"1" * 16 * MILLION,
     "short and slow": b"{" + b'"a":1,' * 10_000 + b'"a":1}',
 }
-LONGEST_S = 1.0
-"""No health check takes longer: far more than any does, far less than any of these bodies once took."""
+MOST_S = 1.0
+"""Processor time of the server in a health check: more than any takes, far less than any body once took."""
 SLOW = b'{"inputs":[' + b'["abcd",1],' * MILLION + b"1]}"
 """A body that takes seconds to read, and is worth an error at its end only."""
 
@@ -48,19 +48,19 @@ server = server_fixture(flags=LOAD_ALL, process=True)
 """A server whose clients may load."""
 
 
-def longest_check(server: ServerProcess, until: threading.Event) -> float:
-    """How long the longest health check takes, each on a connection of its own, until something has come."""
-    longest = 0.0
+def dearest_check(server: ServerProcess, until: threading.Event) -> float:
+    """The server's processor time in the dearest health check, each on a connection of its own."""
+    dearest = 0.0
     ended = False
     while not ended:
         ended = until.is_set()
-        begun = time.monotonic()
+        begun = cpu_s(server.process.pid)
         with raw_http(server.http_address) as connection:
             connection.send(request("GET", READY))
             response = connection.response()
         assert response is not None and response.status == 200
-        longest = max(longest, time.monotonic() - begun)
-    return longest
+        dearest = max(dearest, cpu_s(server.process.pid) - begun)
+    return dearest
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def test_health_checks_beside_bodies_that_no_client_needs(server: ServerProcess,
     for name, body in BODIES.items():
         copies = 20 if name == "short and slow" else 2
         with sending(server, request("POST", path, body), copies) as answered:
-            assert longest_check(server, answered) < LONGEST_S, name
+            assert dearest_check(server, answered) < MOST_S, name
     check_served(server)
 
 
@@ -112,7 +112,7 @@ def test_health_checks_beside_bodies_that_no_client_needs(server: ServerProcess,
 )
 def test_health_checks_beside_many_small_things(server: ServerProcess, flood: bytes) -> None:
     with sending(server, flood, 10) as answered:
-        assert longest_check(server, answered) < LONGEST_S
+        assert dearest_check(server, answered) < MOST_S
 
 
 def test_large_bodies_take_turns(server: ServerProcess) -> None:
@@ -166,9 +166,15 @@ def test_idle_connections_go_when_their_time_is_over(repository: Path) -> None:
     with (
         serving_process(repository, flags=["--http-idle-timeout-secs=1"]) as server,
         raw_http(server.http_address) as silent,
-        raw_http(server.http_address) as idle,
+        ExitStack() as stack,
     ):
-        idle.send(request("GET", LIVE))
-        assert idle.response() is not None
+
+        def answered() -> RawHttp | None:
+            """A connection that has had an answer; a busy machine may ask too late for one."""
+            connection = stack.enter_context(raw_http(server.http_address))
+            connection.send_while_taken(request("GET", LIVE))
+            return connection if connection.response() is not None else None
+
+        idle = eventually(answered, "one is used in time")
         assert idle.response() is None
         assert silent.response() is None

@@ -16,7 +16,7 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.hazards import workers_of
 from tests.support.http2_peer import PREFACE, settings
-from tests.support.servers import ServerProcess, eventually, free_port, serving_process
+from tests.support.servers import WAIT_S, ServerProcess, eventually, free_port, serving_process
 
 DESCRIPTORS, IDLE = 256, 400
 PORTS = ("grpc", "http", "metrics", "control", "console")
@@ -44,11 +44,11 @@ class Ports:
         if port in GRPC_PORTS:
             return self._answers_call(f"localhost:{self.numbers[port]}", LIVE if port == "grpc" else INDEX)
         if self._root is None:
-            connection = http.client.HTTPConnection("localhost", self.numbers[port], timeout=10)
+            connection = http.client.HTTPConnection("localhost", self.numbers[port], timeout=WAIT_S)
         else:
             context = ssl.create_default_context(cafile=str(self._root))
             connection = http.client.HTTPSConnection(
-                "localhost", self.numbers[port], timeout=10, context=context
+                "localhost", self.numbers[port], timeout=WAIT_S, context=context
             )
         try:
             connection.request("GET", PATHS[port])
@@ -62,7 +62,7 @@ class Ports:
         else:
             channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(self._root.read_bytes()))
         with channel:
-            channel.unary_unary(method)(b"", timeout=10)
+            channel.unary_unary(method)(b"", timeout=WAIT_S)
         return True
 
 

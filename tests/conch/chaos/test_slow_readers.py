@@ -34,6 +34,7 @@ from tests.support.servers import (
     simple_inputs,
     write_model,
 )
+from tests.support.waiting import given_time
 from tritonclient.grpc import service_pb2
 
 from conch.frontends import unread_bytes
@@ -141,7 +142,6 @@ def flooding(repository: Path, directory: Path, how: str, *flags: str) -> Iterat
     model = MODEL.replace("{sync}", "async " if how == "async" else "")
     config = CONFIG.format(how=how, log=log)
     write_model(directory / "models", "flood", config, {"model.py": model})
-    flags = ("--exit-timeout-secs=3", *flags)
     with serving_process(repository, directory / "models", flags=flags) as server:
         yield Flood(server, log)
 
@@ -221,7 +221,8 @@ def test_a_model_that_waits_goes_on_when_its_reader_leaves(
     "how", ["execute", *(pytest.param(how, marks=pytest.mark.slow) for how in ("thread", "async"))]
 )
 def test_a_server_stops_although_a_model_waits(repository: Path, tmp_path: Path, how: str) -> None:
-    with flooding(repository, tmp_path, how, IN_PROCESS) as flood, stream(flood, request(BLOCKS)) as call:
+    flags = (IN_PROCESS, "--exit-timeout-secs=3")
+    with flooding(repository, tmp_path, how, *flags) as flood, stream(flood, request(BLOCKS)) as call:
         flood.wait_until_it_waits()
         flood.server.signal(signal.SIGTERM)
         # It has had its time to read; then its stream is cancelled and the model goes on.
@@ -237,7 +238,7 @@ def test_many_slow_readers_of_a_worker_hold_few_descriptors(repository: Path, tm
     config += 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
     write_model(tmp_path / "models", "flood", config, {"model.py": MODEL.replace("{sync}", "")})
     with (
-        serving_process(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
+        serving_process(repository, tmp_path / "models", flags=[]) as server,
         client_of(server) as client,
         ExitStack() as stack,
     ):
@@ -267,11 +268,21 @@ def workers_of_flood(server: ServerProcess) -> list[psutil.Process]:
 
 def test_a_deadline_ends_the_wait(repository: Path, tmp_path: Path) -> None:
     with flooding(repository, tmp_path, "execute") as flood, closing(RawClient(flood.server.address)) as raw:
-        call = raw.channel.stream_stream(STREAM)(iter([request(BLOCKS).SerializeToString()]), timeout=3)
-        next(call)
-        flood.wait_until_it_waits()
-        eventually(lambda: flood.cancelled == 1, "the model stops")
-        call.cancel()
+
+        def read_one(seconds: float) -> bool:
+            """Reads one message; False if the deadline came before the model had to wait."""
+            sent, cancelled = flood.sent, flood.cancelled
+            message = request(BLOCKS).SerializeToString()
+            call = raw.channel.stream_stream(STREAM)(iter([message]), timeout=seconds)
+            try:
+                next(call)
+            except grpc.RpcError:
+                return False
+            eventually(lambda: flood.cancelled == cancelled + 1, "the model stops")
+            call.cancel()
+            return BOUND // BLOCK - 8 < flood.sent - sent < BLOCKS
+
+        given_time(read_one, 3)
 
 
 WORDS = """
@@ -302,7 +313,7 @@ def test_a_slow_reader_of_generate_stream_holds_up_no_other(repository: Path, tm
     config = CONFIG.format(how="", log="").replace("TYPE_UINT8", "TYPE_STRING")
     write_model(tmp_path / "models", "words", config, {"model.py": WORDS})
     with (
-        serving_process(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
+        serving_process(repository, tmp_path / "models", flags=[]) as server,
         ThreadPoolExecutor(32) as clients,
     ):
         assert events(server.http_address, 3) == 3

@@ -20,7 +20,8 @@ from tests.support.servers import (
 )
 from tritonclient.grpc import service_pb2
 
-SOON_S = 1.0
+SPIKE_S = 3 * WAIT_S
+"""The time limit of a spike; what waited for it would be too late."""
 _CONFIG = """
     backend: "python"
     input { name: "IN" data_type: TYPE_FP32 dims: [ -1, -1 ] }
@@ -40,7 +41,7 @@ class TritonPythonModel:
             if request.parameters() != "{}":
                 orders = json.loads(request.parameters())
                 Path(orders["started"]).touch()
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 600
                 while not Path(orders["wait_for"]).exists() and time.monotonic() < deadline:
                     time.sleep(0.002)
             responses.append(
@@ -88,20 +89,20 @@ def test_others_do_not_wait_for_a_spike(
         try:
             for model in spikes:
                 orders = {"started": str(tmp_path / model), "wait_for": str(go)}
-                slow.append(call.future(request_for(model, **orders), timeout=WAIT_S))
+                slow.append(call.future(request_for(model, **orders), timeout=SPIKE_S))
                 if not together:
                     eventually((tmp_path / model).exists, "it runs")
             # One after the other, at once, from elsewhere and by other means.
-            others = [call.future(request_for("b"), timeout=SOON_S) for _ in range(20)]
+            others = [call.future(request_for("b"), timeout=WAIT_S) for _ in range(20)]
             for future in others:
                 assert future.result()
             for _ in range(20):
-                assert call(request_for("b"), timeout=SOON_S)
+                assert call(request_for("b"), timeout=WAIT_S)
             live = raw.channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-            assert service_pb2.ServerLiveResponse.FromString(live(b"", timeout=SOON_S)).live
+            assert service_pb2.ServerLiveResponse.FromString(live(b"", timeout=WAIT_S)).live
             with closing(RawClient(fast.address)) as other:
-                assert other.channel.unary_unary(INFER)(request_for("b"), timeout=SOON_S)
-                answers = other.channel.stream_stream(STREAM)(iter([request_for("b")] * 5), timeout=SOON_S)
+                assert other.channel.unary_unary(INFER)(request_for("b"), timeout=WAIT_S)
+                answers = other.channel.stream_stream(STREAM)(iter([request_for("b")] * 5), timeout=WAIT_S)
                 assert len(list(answers)) == 5
             assert not any(future.done() for future in slow)
         finally:
@@ -117,8 +118,8 @@ def test_requests_behind_a_spike_run_on_another_instance(fast: ServerProcess, tm
         warm(raw, "two")
         call = raw.channel.unary_unary(INFER)
         try:
-            spike = call.future(request_for("two", started=str(started), wait_for=str(go)), timeout=WAIT_S)
-            behind = [call.future(request_for("two"), timeout=SOON_S) for _ in range(20)]
+            spike = call.future(request_for("two", started=str(started), wait_for=str(go)), timeout=SPIKE_S)
+            behind = [call.future(request_for("two"), timeout=WAIT_S) for _ in range(20)]
             for future in behind:
                 assert future.result()
             assert not spike.done()
@@ -138,7 +139,7 @@ def test_spikes_again_and_again(fast: ServerProcess, tmp_path: Path) -> None:
             call = raw.channel.unary_unary(INFER)
             try:
                 while not stop.is_set():
-                    call(request_for("b"), timeout=5 * SOON_S)
+                    call(request_for("b"), timeout=WAIT_S)
                     answered[number] += 1
             except BaseException as error:
                 failures.append(error)
@@ -158,7 +159,7 @@ def test_spikes_again_and_again(fast: ServerProcess, tmp_path: Path) -> None:
                 for model in ("a", "two"):
                     started = tmp_path / f"{model}{number}"
                     order = request_for(model, started=str(started), wait_for=str(go))
-                    futures.append(raw.channel.unary_unary(INFER).future(order, timeout=WAIT_S))
+                    futures.append(raw.channel.unary_unary(INFER).future(order, timeout=SPIKE_S))
                     eventually(started.exists, "it runs")
                 before = sum(answered)
                 eventually(partial(went_on, before), "load goes on")

@@ -17,6 +17,7 @@ import tritonclient.grpc as triton
 from tests.support.servers import (
     CONCH,
     NUMBER_CONFIG,
+    START_S,
     WAIT_S,
     ServerProcess,
     client_of,
@@ -81,7 +82,7 @@ class PipedServer(ServerProcess):
                 except InferenceServerException:
                     return False
 
-        eventually(ready, "conch listens")
+        eventually(ready, "conch listens", START_S)
 
 
 @contextmanager

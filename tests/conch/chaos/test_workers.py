@@ -31,7 +31,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
     directory = tmp_path_factory.mktemp("models")
     write_hazards(directory)
     write_hazards(directory, "many", 3)
-    write_hazards(directory, "bounded", 1, CONCH_MAX_EXECUTION_SECONDS="1", CONCH_MEMORY_LIMIT_MB="700")
+    write_hazards(directory, "bounded", 1, CONCH_MAX_EXECUTION_SECONDS="4", CONCH_MEMORY_LIMIT_MB="700")
     write_hazards(directory, "childless", 1, CONCH_PROCESS_LIMIT="20")
     return directory
 
@@ -170,7 +170,7 @@ def test_an_execution_that_hangs_is_ended(bounded: Client, shared: ServerProcess
         ask(bounded, "bounded", {"do": order})
     status, message = refusal(raised.value)
     assert status == "DEADLINE_EXCEEDED"
-    assert "longer than the 1 s that 'CONCH_MAX_EXECUTION_SECONDS' allows" in message
+    assert "longer than the 4 s that 'CONCH_MAX_EXECUTION_SECONDS' allows" in message
     assert ask(bounded, "bounded") != before
     report = next(line["message"] for line in shared.logs() if f"(pid {before}) died" in line["message"])
     assert "CONCH_MAX_EXECUTION_SECONDS" in report
@@ -223,7 +223,7 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
     """
     over = threading.Event()
     lock = threading.Lock()
-    succeeded: list[float] = []
+    succeeded: list[tuple[float, int]] = []
     failed: list[InferenceServerException] = []
 
     def load() -> None:
@@ -231,46 +231,48 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
             while not over.is_set():
                 begun = time.monotonic()
                 try:
-                    ask(client, "many")
+                    pid = ask(client, "many")
                 except InferenceServerException as error:
                     with lock:
                         failed.append(error)
                 else:
                     with lock:
-                        succeeded.append(begun)
+                        succeeded.append((begun, pid))
 
-    def two_of_three() -> list[int] | None:
+    def three() -> list[int] | None:
         if of_model(scrape(shared.metrics_url), "many", "conch_workers", state="serving") != 3:
             return None
         # One that was killed may still be there for a moment, and be counted as serving.
         workers = [each for each in workers_of(shared) if each.pid not in killed_pids]
         workers.sort(key=psutil.Process.create_time)
-        return [each.pid for each in workers[:2]] if len(workers) == 3 else None
+        return [each.pid for each in workers] if len(workers) == 3 else None
 
-    def begun_after(moment: float) -> bool:
+    def answered_after(moment: float) -> int | None:
+        """The worker of the first answer to a request that began after a moment."""
         with lock:
-            return any(begun > moment for begun in reversed(succeeded))
+            return next((pid for begun, pid in succeeded if begun > moment), None)
 
     chance = random.Random(6)
     threads = [threading.Thread(target=load) for _ in range(4)]
-    gaps = []
+    at_once = 0
     killed_pids: set[int] = set()
     with loaded(shared, "many"):
         for thread in threads:
             thread.start()
         try:
             for _ in range(kills):
-                pid = chance.choice(eventually(two_of_three, "three workers"))
+                workers = eventually(three, "three workers")
+                pid = chance.choice(workers[:2])
                 killed_pids.add(pid)
                 os.kill(pid, signal.SIGKILL)
                 killed = time.monotonic()
-                eventually(partial(begun_after, killed), "later requests are answered")
-                gaps.append(time.monotonic() - killed)
+                after = eventually(partial(answered_after, killed), "later requests are answered")
+                at_once += after in workers
         finally:
             over.set()
             for thread in threads:
                 thread.join(WAIT_S)
-    assert sorted(gaps)[kills // 2] < 1.0  # most find another worker at once
+    assert at_once > kills // 2  # most find another worker, and wait for no new one
     assert {refusal(error)[0] for error in failed} <= {"UNAVAILABLE"}
     assert [text for text in map(refusal, failed) if "was killed by signal 9 (SIGKILL)" not in text[1]] == []
     assert len(failed) <= kills  # each worker runs one request at a time

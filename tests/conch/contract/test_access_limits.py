@@ -21,7 +21,7 @@ from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, RawClient, eventually, serving, write_probe
 from tritonclient.grpc import service_pb2
 
-RATE, BYTES, PLACES = 5, 5_000, 3
+RATE, BYTES, PLACES = 1, 2_000, 3
 SIZE = 2_000
 """Bytes of a request, at least."""
 POLICY = "".join(

@@ -415,7 +415,7 @@ def test_names_are_no_paths(raw: RawClient) -> None:
 def test_a_call_without_a_message(raw: RawClient, method: str) -> None:
     """The client half-closes at once; as with grpcio's own servers it is told, and does not wait for ever."""
     with pytest.raises(grpc.RpcError) as raised:
-        raw.channel.stream_unary(method)(iter(()), timeout=10)
+        raw.channel.stream_unary(method)(iter(()), timeout=WAIT_S)
     error: Any = raised.value
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == "the method takes exactly one request message, none was sent"

@@ -37,7 +37,7 @@ RAGGED_CONFIG = """
     output { name: "DOUBLE" data_type: TYPE_FP32 dims: [ -1 ] }
     batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNTS" data_type: TYPE_INT32 source_input: "A" }
     batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "A" }
-    dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }
+    dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 600000000 }
 """
 PADDING = {
     "inputs": {
@@ -53,7 +53,7 @@ PADDING = {
 }
 PADDED_CONFIG = f"""
     max_batch_size: 8
-    dynamic_batching {{ preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }}
+    dynamic_batching {{ preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 600000000 }}
     parameters {{ key: "CONCH_PADDING" value {{ string_value: '{json.dumps(PADDING)}' }} }}
 """
 BOUND = 8

@@ -175,7 +175,7 @@ def test_the_loop_goes_on_until_the_first_response(
     released = str(tmp_path / "released")
     waits = (
         "import os\n"
-        "end = time.monotonic() + 10\n"
+        "end = time.monotonic() + 300\n"
         f"while not os.path.exists({released!r}) and time.monotonic() < end: time.sleep(0.002)\n"
         f"result = os.path.exists({released!r})"
     )
@@ -324,10 +324,15 @@ def test_streams_that_nobody_could_serve_fail(client: triton.InferenceServerClie
     assert run(client, "result = 1") == "1"
 
 
-def test_a_full_queue_is_an_answer(client: triton.InferenceServerClient) -> None:
+def test_a_full_queue_is_an_answer(client: triton.InferenceServerClient, tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+    held = f"import os\nwhile not os.path.exists({go!r}): time.sleep(0.002)\nresult = 0"
     code = (
-        "made = texts('short', 'time.sleep(0.02); result = 0')\n"
-        "all = await asyncio.gather(*[made.async_exec() for _ in range(20)])\n"
+        f"made = texts('short', {held!r})\n"
+        "calls = [made.async_exec() for _ in range(20)]\n"
+        "await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)\n"
+        f"open({go!r}, 'w').close()\n"
+        "all = await asyncio.gather(*calls)\n"
         "refused = [one.error() for one in all if one.has_error()]\n"
         "return len(refused) < 20 and {(one.code(), 'queue' in one.message()) "
         "for one in refused}"
@@ -386,13 +391,15 @@ def test_an_iterator_cancels(client: triton.InferenceServerClient, repository: P
     assert (repository / "endless" / "iterator.cancelled").exists()
 
 
-def test_a_cancelled_task_cancels_its_call(client: triton.InferenceServerClient, repository: Path) -> None:
-    inner = "import time\\nwhile not request.is_cancelled(): time.sleep(0.002)\\nresult = 0"
+def test_a_cancelled_task_cancels_its_call(client: triton.InferenceServerClient, tmp_path: Path) -> None:
+    runs = str(tmp_path / "runs")
+    inner = f"open({runs!r}, 'w').close()\nwhile not request.is_cancelled(): time.sleep(0.002)\nresult = 0"
     code = (
-        f"made = texts('script', '{inner}')\n"
+        "import os\n"
+        f"made = texts('script', {inner!r})\n"
         "async def work(): return await made.async_exec()\n"
         "task = asyncio.create_task(work())\n"
-        "await asyncio.sleep(0.02)\n"
+        f"while not os.path.exists({runs!r}): await asyncio.sleep(0.002)\n"
         "task.cancel()\n"
         "return await asyncio.gather(task, return_exceptions=True)"
     )
@@ -471,11 +478,11 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
     write_script(tmp_path, "c")
     flags = ["--model-control-mode=explicit", "--model-load-thread-count=1", placement]
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
-        client.load_model("a", client_timeout=20)
+        client.load_model("a", client_timeout=WAIT_S)
         assert [client.is_model_ready(name) for name in "abc"] == [True] * 3
         for name in ("self", "x"):
             with pytest.raises(InferenceServerException, match="its load would wait for that"):
-                client.load_model(name, client_timeout=20)
+                client.load_model(name, client_timeout=WAIT_S)
 
 
 def test_loading_is_not_always_allowed(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two", "three"):
         write_model(directory, name, CONFIG, {"model.py": ECHO})
     write_model(directory, "chain", CHAIN, {})
-    patient = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+    patient = "sequence_batching { max_sequence_idle_microseconds: 600000000 }"
     write_model(directory, "sequences", CONFIG + patient, {"model.py": ECHO})
     write_callers(directory)
     worker = 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'

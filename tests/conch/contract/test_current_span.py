@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.support.otlp_collector import http_collector
-from tests.support.servers import eventually, serving_process, write_model
+from tests.support.servers import WAIT_S, eventually, serving_process, write_model
 
 import conch
 from conch.core.tensor import Array
@@ -99,7 +99,7 @@ def test_model_code_runs_within_the_span_of_its_request(tmp_path: Path, placemen
             for kind in _KINDS:
                 url = f"http://{server.http_address}/v2/models/{kind}/infer"
                 for headers in (parent, {}, parent):
-                    answer = httpx.post(url, json=body, headers=headers, timeout=20).json()
+                    answer = httpx.post(url, json=body, headers=headers, timeout=WAIT_S).json()
                     found = json.loads(answer["outputs"][0]["data"][0])
                     if not headers:
                         assert found == {"context": None, "parent": None, "below": None}, kind

@@ -16,10 +16,9 @@ import numpy as np
 import tritonclient.grpc as triton
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from tests.conch.contract.test_traces import WAIT_S
 from tests.support.otlp_collector import http_collector
 from tests.support.peers import NEEDS_TRITON, triton_serving
-from tests.support.servers import free_port, serving_process
+from tests.support.servers import WAIT_S, free_port, serving_process
 from tests.support.traced_models import CALLER, records, write_models
 from tritonclient.utils import InferenceServerException
 

@@ -105,7 +105,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_probe(
         repository,
         "pairs",
-        "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 20000000 }",
+        "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600000000 }",
     )
     write_model(
         repository,

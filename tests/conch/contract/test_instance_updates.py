@@ -23,7 +23,7 @@ class TritonPythonModel:
         self.notes = Path(args["model_repository"]).parent.parent / "notes"
         self.name = args["model_instance_name"]
         self.note("initializes")
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         # The first two wait for each other.
         while len(self.read("initializes")) < 2 and time.monotonic() < end:
             time.sleep(0.01)

@@ -28,6 +28,7 @@ from tests.support.metrics import Samples, families, get, of_model, samples, scr
 from tests.support.names import new_name
 from tests.support.servers import (
     ROOT,
+    WAIT_S,
     AnyServer,
     client_of,
     eventually,
@@ -218,7 +219,7 @@ def test_what_waits_and_what_runs(
 
         eventually(lambda: state() == [1, 1, 1], "one request waits, one runs")
         go.touch()
-        assert done.acquire(timeout=30) and done.acquire(timeout=30)
+        assert done.acquire(timeout=WAIT_S) and done.acquire(timeout=WAIT_S)
         assert answers == [None, None]
         eventually(lambda: state() == [0, 0, 0], "none")
 
@@ -314,7 +315,7 @@ def test_probes_get_the_same_as_on_the_rest_port(tmp_path: Path) -> None:
     control = f"127.0.0.1:{free_port()}"
     with (
         serving(tmp_path / "models", flags=[f"--control-port={control.rpartition(':')[2]}"]) as server,
-        closing(ModelControlClient(ConnectionOptions(control), timeout_s=30)) as client,
+        closing(ModelControlClient(ConnectionOptions(control), timeout_s=WAIT_S)) as client,
     ):
         assert health(server) == {"live": yes, "ready": yes}
         client.drain()

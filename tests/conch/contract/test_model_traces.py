@@ -20,7 +20,7 @@ _BATCHED = f"""
 backend: "python"
 max_batch_size: 2
 {_TENSORS}
-dynamic_batching {{ preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 10000000 }}
+dynamic_batching {{ preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600000000 }}
 """
 _LEAF = """
 import triton_python_backend_utils as pb_utils

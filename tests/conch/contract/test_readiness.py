@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import client_of, eventually, serving, tensor, write_model
+from tests.support.servers import WAIT_S, client_of, eventually, serving, tensor, write_model
 
 pytestmark = pytest.mark.process
 
@@ -97,9 +97,9 @@ def test_a_check_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         grpc.insecure_channel(server.address) as channel,
     ):
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady").future(b"")
-        assert client.is_server_live(client_timeout=5)
-        assert client.get_model_config("hangs", client_timeout=5)
+        assert client.is_server_live(client_timeout=WAIT_S)
+        assert client.get_model_config("hangs", client_timeout=WAIT_S)
         assert not ready.done()
         go.touch()
-        assert ready.result(30) == b"\x08\x01"
+        assert ready.result(WAIT_S) == b"\x08\x01"
         eventually(lambda: client.is_model_ready("hangs"), "it is ready now")

@@ -393,7 +393,7 @@ def test_metadata_and_config(client: Client) -> None:
     assert [each.name for each in metadata.inputs] == ["IN"]
     assert [each.name for each in metadata.outputs] == ["OUT", "TOLD"]
     config = client.get_model_config("oldest").config
-    assert config.sequence_batching.max_sequence_idle_microseconds == 60_000_000
+    assert config.sequence_batching.max_sequence_idle_microseconds == 600_000_000
     assert list(config.sequence_batching.oldest.preferred_batch_size) == [4]
     assert [each.name for each in config.sequence_batching.control_input] == ["S", "E", "R", "C"]
     assert not config.HasField("dynamic_batching")

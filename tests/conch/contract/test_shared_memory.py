@@ -65,7 +65,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_probe(
         repository,
         "four",
-        "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }",
+        "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 600000000 }",
     )
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from tests.support.servers import LocalServer, client_of, eventually, serving
+from tests.support.servers import WAIT_S, LocalServer, client_of, eventually, serving
 from tests.support.traced_models import records, write_models
 from tests.support.tracing import triton_summary
 from tritonclient.utils import InferenceServerException
-
-WAIT_S = 20.0
 
 
 class Traced:

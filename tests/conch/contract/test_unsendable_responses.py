@@ -63,7 +63,7 @@ SENDER = """
 """
 BATCHES = """
     max_batch_size: 4
-    dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }
+    dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 600000000 }
 """
 
 HALF = "'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed"

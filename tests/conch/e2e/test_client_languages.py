@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.certificates import Authority
 from tests.support.client_builds import LANGUAGES, SOURCES, NotBuildable, build_client
-from tests.support.servers import EXAMPLES, ROOT, ServerProcess, client_of, serving_process
+from tests.support.servers import EXAMPLES, ROOT, WAIT_S, ServerProcess, client_of, serving_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -66,7 +66,7 @@ def run(command: Sequence[str], *arguments: object) -> tuple[int, str, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr

@@ -172,14 +172,17 @@ def test_message_limit_to_the_byte(repository: Path) -> None:
 def test_keep_alive_flags(repository: Path) -> None:
     flags = [
         "--grpc-keepalive-time=1000",
-        "--grpc-keepalive-timeout=1000",
+        "--grpc-keepalive-timeout=120000",
         "--grpc-keepalive-permit-without-calls=true",
         "--grpc-http2-max-pings-without-data=0",
         "--grpc-http2-min-recv-ping-interval-without-data=10",
         "--grpc-http2-max-ping-strikes=5",
     ]
     options = triton.KeepAliveOptions(
-        keepalive_time_ms=1000, keepalive_permit_without_calls=True, http2_max_pings_without_data=0
+        keepalive_time_ms=1000,
+        keepalive_timeout_ms=120_000,
+        keepalive_permit_without_calls=True,
+        http2_max_pings_without_data=0,
     )
     with (
         serving_process(repository, flags=flags) as server,

@@ -24,6 +24,7 @@ from tests.support.servers import (
     started,
     write_model,
 )
+from tests.support.waiting import given_time
 from tritonclient.grpc import service_pb2
 
 MODEL = """
@@ -61,7 +62,7 @@ CONFIG = """
     parameters {{ key: "at" value {{ string_value: "{at}" }} }}
     {more}
 """
-SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 } instance_group { count: 2 }"
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 } instance_group { count: 2 }"
 CLOSED = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -97,17 +98,28 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Site) -> None:
-    with serving_process(site.models, flags=["--drain-delay=3"]) as server:
-        load = Load(server.address, "a", polite=True)
-        eventually(lambda: load.completed > 50, "there is load")
-        before = time.monotonic()
-        server.signal(signal.SIGTERM)
-        load.join()
-        assert server.process.poll() is None, "they stopped before the server did"
-        assert load.failures == []
-        assert server.wait() == 0
-        assert time.monotonic() - before >= 3
-    assert site.ran() == load.completed
+    completed = 0
+
+    def drain(delay_s: float) -> bool:
+        """Stops a server under load; False if the clients stopped too late for that delay."""
+        nonlocal completed
+        with serving_process(site.models, flags=[f"--drain-delay={delay_s:g}"]) as server:
+            load = Load(server.address, "a", polite=True)
+            eventually(lambda: load.completed > 50, "there is load")
+            before = time.monotonic()
+            server.signal(signal.SIGTERM)
+            load.join()
+            in_time = time.monotonic() - before < delay_s
+            if in_time:
+                assert server.process.poll() is None, "they stopped before the server did"
+                assert load.failures == []
+            assert server.wait() == 0
+            assert time.monotonic() - before >= delay_s
+        completed += load.completed
+        assert site.ran() == completed
+        return in_time
+
+    given_time(drain, 3)
 
 
 def test_no_request_that_was_accepted_fails(site: Site) -> None:
@@ -124,23 +136,40 @@ def test_no_request_that_was_accepted_fails(site: Site) -> None:
 
 def test_everything_is_served_during_the_drain_delay(site: Site) -> None:
     site.model("chat", SEQUENCES)
-    with (
-        serving_process(site.models, flags=["--drain-delay=2"]) as server,
-        closing(Client(server.address)) as client,
-    ):
-        assert (client.health(), client.probes()) == (SERVING, [True, True, True])
-        server.signal(signal.SIGTERM)
-        eventually(lambda: client.health() == NOT_SERVING, "readiness goes off")
-        assert client.probes() == [True, False, False]
-        assert outcome(client.send("a")) == "OK"
-        with closing(Client(server.address)) as late:
-            assert late.probes() == [True, False, False]
-            assert [answer.error_message for answer in late.stream(iter([request_for("a")]))] == [""]
-            assert outcome(late.send("chat", sequence_id=1, sequence_start=True)) == "OK"
-            assert outcome(late.send("chat", sequence_id=1, sequence_end=True)) == "OK"
-        assert "Waiting for in-flight requests" not in server.errors, "the delay was over"
-        assert server.wait() == 0
-        assert client.health() == "UNAVAILABLE"
+
+    def ask(client: Client, late: Client) -> Iterator[Any]:
+        yield client.probes()
+        yield outcome(client.send("a"))
+        yield late.probes()
+        with suppress(grpc.RpcError):
+            yield [answer.error_message for answer in late.stream(iter([request_for("a")]))]
+        yield outcome(late.send("chat", sequence_id=1, sequence_start=True))
+        yield outcome(late.send("chat", sequence_id=1, sequence_end=True))
+
+    def drain(delay_s: float) -> bool:
+        """Asks a server that drains; False if the delay was over before the last answer."""
+        with (
+            serving_process(site.models, flags=[f"--drain-delay={delay_s:g}"]) as server,
+            closing(Client(server.address)) as client,
+        ):
+            assert (client.health(), client.probes()) == (SERVING, [True, True, True])
+            before = time.monotonic()
+            server.signal(signal.SIGTERM)
+            health = eventually(lambda: (seen := client.health()) != SERVING and seen, "readiness goes off")
+            with closing(Client(server.address)) as late:
+                found = list(ask(client, late))
+            stops = "Waiting for in-flight requests" in server.errors
+            in_time = time.monotonic() - before < delay_s
+            if in_time:
+                assert health == NOT_SERVING
+                unready = [True, False, False]
+                assert found == [unready, "OK", unready, [""], "OK", "OK"]
+                assert not stops, "the delay is not over"
+            assert server.wait() == 0
+            assert client.health() == "UNAVAILABLE"
+        return in_time
+
+    given_time(drain, 2)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -357,12 +386,16 @@ def test_a_second_signal_ends_the_start(site: Site) -> None:
         assert server.wait() == 128 + signal.SIGINT
 
 
-@pytest.mark.parametrize(("flags", "code"), [([], 0), ([IN_PROCESS], 1)], ids=["worker", "in_process"])
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [([f"--exit-timeout-secs={WAIT_S:g}"], 0), (["--exit-timeout-secs=1", IN_PROCESS], 1)],
+    ids=["worker", "in_process"],
+)
 def test_a_load_that_hangs_does_not_hold_up_the_end_of_a_start(
     site: Site, flags: list[str], code: int
 ) -> None:
     """A worker that loads is killed; a thread that loads is left behind."""
-    with loading(site, "--grpc-port=0", "--exit-timeout-secs=1", *flags) as server:
+    with loading(site, "--grpc-port=0", *flags) as server:
         server.signal(signal.SIGTERM)
         assert server.wait() == code
 

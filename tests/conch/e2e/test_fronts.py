@@ -65,7 +65,7 @@ def _answers(server: ServerProcess, values: Values) -> bool:
     """Whether a new client gets an answer soon."""
     with client_of(server) as client:
         try:
-            return np.array_equal(_infer(client, values, timeout_s=0.5), values)
+            return np.array_equal(_infer(client, values, timeout_s=2.0), values)
         except InferenceServerException:
             return False
 

@@ -144,7 +144,7 @@ def test_unloads_do_not_wait_for_storage_that_hangs(repository: Path) -> None:
             unload = call(
                 client, "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="m")
             )
-            unload.result(5)
+            unload.result(WAIT_S)
         finally:
             elsewhere.go.set()
         for index in indexes:
@@ -196,6 +196,6 @@ def test_a_signal_is_heard_while_the_summary_of_a_start_waits_for_storage() -> N
 
     def summary() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stopped.wait(5)
+        assert stopped.wait(WAIT_S)
 
     assert run_until_signal(Quick(), summary) == 0

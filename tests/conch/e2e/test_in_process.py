@@ -98,13 +98,13 @@ server.start()
 raw = RawClient(f"127.0.0.1:{{server.port('gRPC')}}")
 request = probe_request(started=str(running), wait_for=str(go))
 if {what!r} == "unary":
-    call = raw.channel.unary_unary(INFER).future(request, timeout=60)
+    call = raw.channel.unary_unary(INFER).future(request, timeout=120)
 elif {what!r} == "stream":
-    call = raw.channel.stream_stream(STREAM)(iter([request]), timeout=60)
+    call = raw.channel.stream_stream(STREAM)(iter([request]), timeout=120)
 else:
     load = service_pb2.RepositoryModelLoadRequest(model_name="slow")
     call = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad").future(
-        load.SerializeToString(), timeout=60
+        load.SerializeToString(), timeout=120
     )
 eventually(running.exists, "it is under way")
 assert server.stop() is False

@@ -44,7 +44,7 @@ def test_a_model_is_served_and_reloaded(s3: S3Emulator, environment: dict[str, s
             "--model-control-mode=explicit",
             "--load-model=*",
             f"--model-cache-directory={tmp_path / 'cache'}",
-            "--storage-timeout-secs=3",
+            "--storage-timeout-secs=20",
             "--log-verbose=1",
             "--grpc-port=0",
         ]
@@ -125,25 +125,26 @@ def test_a_start_with_a_filled_cache_fetches_nothing(
 
 
 @pytest.mark.parametrize(
-    ("location", "text"),
+    ("location", "timeout_s", "text"),
     [
-        ("{s3}nowhere/models", "repository path is not a valid directory"),
-        ("s3://host:99999/bucket", "99999 is not a port"),
+        ("{s3}nowhere/models", 120, "repository path is not a valid directory"),
+        ("s3://host:99999/bucket", 120, "99999 is not a port"),
         (
             "hdfs://host/models",
+            120,
             "scheme 'hdfs' is not known; known are s3://, mlflow+http://, mlflow://, gs://, as://",
         ),
-        ("s3://127.0.0.1:1/bucket/models", "model repository 's3://127.0.0.1:1/bucket/models': "),
+        ("s3://127.0.0.1:1/bucket/models", 1, "model repository 's3://127.0.0.1:1/bucket/models': "),
     ],
 )
 def test_a_repository_that_can_not_be_read_ends_the_start(
-    s3: S3Emulator, environment: dict[str, str], tmp_path: Path, location: str, text: str
+    s3: S3Emulator, environment: dict[str, str], tmp_path: Path, location: str, timeout_s: int, text: str
 ) -> None:
     location = location.format(s3=f"s3://127.0.0.1:{s3.port}/")
     flags = [
         f"--model-repository={location}",
         f"--model-cache-directory={tmp_path / 'cache'}",
-        "--storage-timeout-secs=1",
+        f"--storage-timeout-secs={timeout_s}",
         "--grpc-port=0",
     ]
     with started(*flags, environment=environment) as server:

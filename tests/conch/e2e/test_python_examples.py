@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.support.servers import PYTHON_EXAMPLES, ROOT, ServerProcess, serving_process
+from tests.support.servers import PYTHON_EXAMPLES, ROOT, WAIT_S, ServerProcess, serving_process
 
 MODELS = sorted(path.name for path in PYTHON_EXAMPLES.iterdir())
 CLIENT = ROOT / "examples" / "clients" / "python_models.py"
@@ -28,7 +28,7 @@ def test_each_model_answers_as_its_client_expects(server: ServerProcess, model: 
         [sys.executable, CLIENT, "--url", server.address, model],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.support.loading import write_number
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor
+from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process, tensor
 from tritonclient.utils import InferenceServerException
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
@@ -37,7 +37,6 @@ class TritonPythonModel:
 GOOD = "pass"
 INSTANCES = "instance_group { count: 4 } version_policy { latest { num_versions: 1 } }"
 GUARD = {"requests": 40, "errors": 0.005, "slower": 0.1}
-WAIT_S = 90.0
 
 
 def write_version(repository: Path, version: int, act: str = GOOD) -> None:
@@ -131,8 +130,8 @@ def site_of(
     ("stable", "candidate", "reason"),
     [
         (GOOD, "if number % 33 == 0: raise ValueError('odd')", "errors"),
-        # In neighbouring buckets of the histogram, whose edge is 67 ms.
-        ("time.sleep(0.035)", "time.sleep(0.07)", "slower"),
+        # In neighbouring buckets of the histogram, whose edge is 537 ms.
+        ("time.sleep(0.28)", "time.sleep(0.55)", "slower"),
         (GOOD, "if number % 20 == 0: os._exit(3)", "the workers of version 2 fail again and again"),
     ],
     ids=["fails", "is slow", "crashes"],

@@ -68,13 +68,13 @@ control = ["*"]
 name = "slow"
 key_file = "slow"
 read = ["*"]
-requests_per_second = 0.1
+requests_per_second = 0.001
 
 [[principal]]
 name = "heavy"
 key_file = "heavy"
 infer = ["*"]
-bytes_per_second = 1
+bytes_per_second = 0.001
 """
 KEYS = {
     name: f"the-key-of-{name}-1"

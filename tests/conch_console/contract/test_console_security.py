@@ -201,7 +201,7 @@ def test_viewers_are_limited(page: Page) -> None:
 
 
 def test_streams_end_with_the_server(repository: Path) -> None:
-    flags = [f"--console-port={free_port()}", "--exit-on-error=false", "--exit-timeout-secs=20"]
+    flags = [f"--console-port={free_port()}", "--exit-on-error=false", "--exit-timeout-secs=120"]
     with serving(repository, flags=flags) as server, Page(server.console_url) as page, page.live() as events:
         assert next(events)[0] == "hello"
         assert server.server.stop()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
+    put_in_place,
     serving_process,
     tensor,
     write_model,
@@ -88,7 +90,11 @@ class Site:
     def model(self, name: str, number: int) -> None:
         """Writes a model's next version, which answers a number; 0 can't be loaded."""
         version = 1 + len(list(self.repository.glob(f"{name}/*/model.py")))
-        write_model(self.repository, name, NUMBER_CONFIG, {"model.py": self.code(number)}, (version,))
+        with tempfile.TemporaryDirectory(dir=self.root) as aside:
+            files = {"model.py": self.code(number)}
+            put_in_place(
+                write_model(Path(aside), name, NUMBER_CONFIG, files, (version,)), self.repository / name
+            )
 
     def code(self, number: int, fails: int = 0) -> str:
         """A model that answers a number, and fails at each request of a number that `fails` divides."""
@@ -96,9 +102,10 @@ class Site:
 
     def candidate(self, fails: int = 0) -> None:
         """Writes version 2 of model `m`, beside the first."""
-        version = self.repository / "m" / "2"
-        version.mkdir()
-        (version / "model.py").write_text(self.code(2, fails))
+        aside = self.root / "candidate"
+        aside.mkdir()
+        (aside / "model.py").write_text(self.code(2, fails))
+        aside.rename(self.repository / "m" / "2")
 
     @contextmanager
     def server(self, name: str, mode: str = "explicit") -> Iterator[ServerProcess]:

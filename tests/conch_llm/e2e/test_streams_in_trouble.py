@@ -187,7 +187,7 @@ def test_no_token_is_lost_or_doubled(tmp_path: Path, scenario: str) -> None:
 
     with serving_process(models, flags=LOAD_ALL) as server, ExitStack() as stack:
         scene = Scene(server, models, tmp_path, stack)
-        asyncio.run(asyncio.wait_for(play(scene), 4 * WAIT_S))
+        asyncio.run(asyncio.wait_for(play(scene), 2 * WAIT_S))
         for stream in scene.whole:
             stream.check_whole()
         eventually(lambda: not scene.running(), "no answer runs any more")

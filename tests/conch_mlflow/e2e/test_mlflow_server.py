@@ -21,7 +21,16 @@ import tritonclient.grpc as triton
 from tests.support.certificates import Authority
 from tests.support.draining import Load
 from tests.support.loading import model_text
-from tests.support.servers import IN_PROCESS, ROOT, ServerProcess, client_of, eventually, free_port, started
+from tests.support.servers import (
+    IN_PROCESS,
+    ROOT,
+    WAIT_S,
+    ServerProcess,
+    client_of,
+    eventually,
+    free_port,
+    started,
+)
 
 MLFLOW = Path(os.environ.get("CONCH_MLFLOW", Path.home() / ".cache/conch-tests/mlflow"))
 START_S = 240.0
@@ -65,7 +74,7 @@ def mlflow_server(directory: Path, environment: dict[str, str]) -> Iterator[str]
     def healthy() -> bool:
         assert process.poll() is None, (directory / "log").read_text()
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            with urllib.request.urlopen(f"{url}/health", timeout=WAIT_S) as answer:
                 return bool(answer.read() == b"OK")
         except OSError:
             return False

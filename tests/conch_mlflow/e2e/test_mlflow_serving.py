@@ -39,7 +39,7 @@ def number_files(number: int) -> dict[str, bytes]:
 @contextmanager
 def serving(port: int, cache: Path, *flags: str, query: str = "") -> Iterator[ServerProcess]:
     location = f"--model-repository=mlflow+http://127.0.0.1:{port}{query}"
-    common = (f"--model-cache-directory={cache}", "--grpc-port=0", "--storage-timeout-secs=5")
+    common = (f"--model-cache-directory={cache}", "--grpc-port=0", "--storage-timeout-secs=20")
     with started(location, *common, *flags) as server:
         server.wait_ready()
         yield server

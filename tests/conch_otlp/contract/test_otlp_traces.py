@@ -20,12 +20,11 @@ import pytest
 import tritonclient.grpc as triton
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.support.otlp_collector import Collector, http_collector
-from tests.support.servers import LocalServer, client_of, eventually, serving, write_model
+from tests.support.servers import WAIT_S, LocalServer, client_of, eventually, serving, write_model
 from tests.support.traced_models import write_models
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-WAIT_S = 20.0
 PARENT_ID, TRACE_ID = 8, 7
 _CONTEXT = """
 import json
@@ -134,7 +133,7 @@ def test_models_get_the_context_of_their_span(tmp_path: Path, placement: str) ->
 
 
 def test_a_batch_has_a_span_that_is_linked_with_its_requests(tmp_path: Path) -> None:
-    batching = "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 20000000 }"
+    batching = "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 600000000 }"
     write_model(tmp_path, "context", _CONTEXT_CONFIG + batching, {"model.py": _CONTEXT})
     given = triton.InferInput("IN", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[1]], np.int32))

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.support.leaks import local_server
-from tests.support.servers import eventually
+from tests.support.servers import WAIT_S, eventually
 from tritonclient.grpc import service_pb2 as pb
 
 import conch
@@ -36,7 +36,7 @@ class Held:
 
     def __call__(self, requests: list[conch.Request]) -> list[dict[str, Any]]:
         self.entered.release()
-        assert self.may_go.acquire(timeout=30)
+        assert self.may_go.acquire(timeout=WAIT_S)
         return [{"Y": request["X"]} for request in requests]
 
 
@@ -100,7 +100,7 @@ def test_an_access_policy_holds(tmp_path: Path) -> None:
             assert caught.value.status == 16
         finally:
             assert server.stop()
-            assert methods.close(5)
+            assert methods.close(WAIT_S)
 
     run_elsewhere(work)
 
@@ -126,7 +126,7 @@ def test_two_servers_in_a_thread_answer_without_ports_and_leave_signals_alone() 
         finally:
             for server, each in zip(servers, methods, strict=True):
                 assert server.stop()
-                assert each.close(5)
+                assert each.close(WAIT_S)
 
     run_elsewhere(work)
 
@@ -167,7 +167,7 @@ def test_a_stream_keeps_its_order_and_ends_with_its_client() -> None:
             assert len(await responses(methods, cancelled())) <= 1
         finally:
             assert await asyncio.to_thread(server.stop)
-            methods.close(5)
+            methods.close(WAIT_S)
 
     run_elsewhere(work)
 
@@ -192,7 +192,7 @@ def test_a_cancelled_call_cancels_its_request() -> None:
         finally:
             held.may_go.release()
             server.stop()
-            methods.close(5)
+            methods.close(WAIT_S)
 
     run_elsewhere(work)
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster, local_ray
-from tests.support.servers import PYTHON_EXAMPLES, eventually
+from tests.support.servers import PYTHON_EXAMPLES, WAIT_S, eventually
 from tritonclient.utils import InferenceServerException
 
 PROBE = """
@@ -184,10 +184,10 @@ def test_errors_have_their_status_and_streams_their_responses(ray: RayCluster) -
         inputs.append(triton.InferInput("WAIT", [1], "UINT32"))
         inputs[2].set_data_from_numpy(np.zeros(1, np.uint32))
         client.async_stream_infer("repeat", inputs)
-        got = [responses.get(timeout=30) for _ in range(3)]
+        got = [responses.get(timeout=WAIT_S) for _ in range(3)]
         assert [int(result.as_numpy("OUT")[0]) for result, error in got] == [7, 8, 9]
         client.async_stream_infer("none", inputs)
-        result, error = responses.get(timeout=30)
+        result, error = responses.get(timeout=WAIT_S)
         assert result is None
         assert "unknown model: 'none'" in error.message()
         client.stop_stream()

@@ -187,7 +187,7 @@ def write_slow(repository: Path) -> Path:
 
 def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
     here = write_slow(tmp_path)
-    server = conch.Server(tmp_path, exit_timeout_secs=10, **NO_PORTS)
+    server = conch.Server(tmp_path, exit_timeout_secs=int(WAIT_S), **NO_PORTS)
     raised: list[BaseException] = []
 
     def start() -> None:
@@ -434,7 +434,7 @@ def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
     here = write_slow(tmp_path)
     process = script(
         f"conch.Server({str(tmp_path)!r}, grpc_port=0, http_port=None, metrics_port=None, "
-        f"exit_timeout_secs=2, backend_config=['python,placement=worker']).serve()"
+        f"exit_timeout_secs=120, backend_config=['python,placement=worker']).serve()"
     )
     try:
         eventually((here / "begun").exists, "the model is being loaded")

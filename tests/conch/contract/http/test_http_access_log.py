@@ -73,7 +73,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServe
 def site(running: tuple[AnyServer, Path]) -> Iterator[Site]:
     server, log = running
     headers = {"accept-encoding": "identity"}
-    with httpx.Client(base_url=f"http://{server.http_address}", headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=f"http://{server.http_address}", headers=headers) as client:
         yield Site(server, log, client)
 
 

@@ -113,8 +113,8 @@ def both(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     with (
         serving_process(repository, flags=EXPLICIT) as server,
         triton_serving(repository, "--allow-http=true", f"--http-port={port}", *EXPLICIT),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as theirs,
-        httpx.Client(base_url=f"http://{server.http_address}", timeout=30) as ours,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as theirs,
+        httpx.Client(base_url=f"http://{server.http_address}") as ours,
     ):
         yield theirs, ours
 

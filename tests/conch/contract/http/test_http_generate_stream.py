@@ -71,7 +71,7 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
 
 @pytest.fixture
 def client(streaming: AnyServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{streaming.http_address}", timeout=30) as client:
+    with httpx.Client(base_url=f"http://{streaming.http_address}") as client:
         yield client
 
 

@@ -15,7 +15,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
 from tests.support.profiles import scaled
 from tests.support.server_fixtures import server_fixture
-from tests.support.servers import AnyServer, write_probe
+from tests.support.servers import WAIT_S, AnyServer, write_probe
 
 from conch.frontends.http.openapi import document
 
@@ -83,7 +83,9 @@ def attack(site: AnyServer, label: str, examples: int) -> None:
                 case.path_parameters["model"] = "probe"
             with requests.Session() as session:
                 try:
-                    response = case.call(base_url=f"http://{site.http_address}", session=session, timeout=30)
+                    response = case.call(
+                        base_url=f"http://{site.http_address}", session=session, timeout=WAIT_S
+                    )
                 except requests.exceptions.InvalidHeader:
                     return  # which the client itself does not send
                 check(case, response)
@@ -109,10 +111,10 @@ FEW = [label for label in OPERATIONS if "/versions/" not in label and "{reposito
 @pytest.mark.parametrize("label", FEW)
 def test_a_few_requests(site: AnyServer, label: str) -> None:
     attack(site, label, 2)
-    assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200
+    assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=WAIT_S).status_code == 200
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_many_requests(site: AnyServer, label: str) -> None:
     attack(site, label, 50)
-    assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200
+    assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=WAIT_S).status_code == 200
