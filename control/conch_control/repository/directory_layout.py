@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.config.platforms import FORMATS
-from conch_control.repository.layout import CONFIG_FILE, list_directory, split_versions
+from conch_control.repository.layout import CONFIG_FILE, is_internal, list_directory, split_versions
 
 _ADVICE = (
     "make it a repository, with a file such as <model>/1/model.onnx or <model>/1/model.py in it, or the "
@@ -63,7 +63,7 @@ def find_layout(path: Path) -> DirectoryLayout:
         if not usual:
             raise InvalidArgumentError(f"'{path}' is no model file of a known name: {_ADVICE}")
         return DirectoryLayout(LayoutKind.FILES, path.parent, ((usual, path),))
-    entries = {name: found for name, found in list_directory(path).items() if not _is_internal(name)}
+    entries = {name: found for name, found in list_directory(path).items() if not is_internal(name)}
     versions, others = split_versions(name for name, directory in entries.items() if directory)
     if versions:
         return DirectoryLayout(LayoutKind.MODEL, path)
@@ -113,11 +113,6 @@ def _names(names: object) -> str:
     shown = sorted(names)  # type: ignore[call-overload]
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
     return ", ".join(f"'{name}'" for name in shown[:_MOST_SHOWN]) + more
-
-
-def _is_internal(name: str) -> bool:
-    """True for hidden entries, such as the links of a Kubernetes volume, and those of a file system."""
-    return name.startswith(".") or name in ("lost+found", "__pycache__")
 
 
 def _looks_like_model(directory: Path) -> bool:
