@@ -20,9 +20,9 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-rest test-environments test-processes test-grpcio test-release \
-	test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto settings docs bench \
-	bench-setup clean
+.PHONY: setup serve wheel release image test test-all test-rest test-environments test-processes test-grpcio test-release \
+	test-installs test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto settings \
+	docs bench bench-setup clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,8 +45,13 @@ setup: $(STAMP) $(NATIVE_STAMP)
 serve: $(SERVE_STAMP)
 	$(BIN)/conch demo
 
+# Of the server, the host of compiled backends (with the machine's C compiler, else PyPI's), and the plug-ins.
+PROJECTS := . ./services/conch_native ./services/conch_mlflow ./services/airflow_provider_conch
 wheel: | $(BIN)/python
-	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist $(PROJECTS)
+
+release: | $(BIN)/python
+	$(BIN)/python scripts/build_release.py $(PROJECTS)
 
 # make image TAGS="slim onnx"; the tags and what is in them: deploy/image/docker-bake.hcl
 TAGS ?= slim onnx
@@ -80,7 +85,7 @@ test-grpcio: $(STAMP)
 	$(GRPCIO) $(PYTEST) $(GRPCIO_CACHE) $(GRPC_TESTS)
 
 # By hand, once for each issue: what runs long and rarely fails.
-test-release: test-airflow test-mlflow
+test-release: test-installs test-airflow test-mlflow
 
 # Apart from the others, as their environments take minutes to make. Where they are, `test-all` runs these tests too.
 test-airflow: $(STAMP)
@@ -90,6 +95,10 @@ test-airflow: $(STAMP)
 test-mlflow: $(STAMP)
 	PYTHON=$(BIN)/python bash tests/setup_mlflow.sh
 	$(BIN)/python -m pytest -m mlflow tests/conch_mlflow
+
+# The install lines of the docs, each in a fresh environment; takes minutes and what pip downloads.
+test-installs: wheel
+	$(BIN)/python scripts/try_installs.py
 
 # Exit status 5: nothing had failed.
 FAILED = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(RECORD)

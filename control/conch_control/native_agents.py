@@ -103,7 +103,8 @@ class _AgentProcess:
         if spec is None or spec.origin is None:
             raise UnavailableError(
                 f"repository agent '{name}' is a library compiled for Triton, which needs the package "
-                f"conch-native: pip install conch[native]"
+                f"conch-native: pip install --find-links dist 'conch[native]', in a checkout after "
+                f"`make wheel`"
             )
         self.users = 0
         self.ended = False

@@ -181,7 +181,7 @@ def _write_c_backend(name: str, directory: Path) -> int:
         return FAILED
     models = directory / "models"
     print(
-        f"build it:  pip install 'conch[native]' && make -C {directory}\n"
+        f"build it:  make -C {directory}    # the package conch-native has its headers\n"
         f"test it:   pytest {directory}\n"
         f"serve it:  conch serve --model-repository={models}"
     )

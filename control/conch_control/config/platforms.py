@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from conch.core.backend import Backend
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.file_formats import TREE_FORMATS, describe, identify
+from conch.core.file_formats import LIGHTGBM, TREE_FORMATS, describe, identify
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import from_json, to_json
 from conch_control.config.named_files import stays_within
@@ -48,13 +48,16 @@ FORMATS = (
     Format("tflite", "", "model.tflite"),
 )
 
+_BOOSTER = "model.bst"
+"""Name that KServe and MLServer give files of XGBoost and of LightGBM."""
+
 # Behind Triton's formats, for configs without a backend: these find their files themselves.
-_OWN_FORMATS = tuple(
+OWN_FORMATS = tuple(
     Format(backend, "", name)
     for backend, names in {
         "fil": ("xgboost.json", "xgboost.ubj", "xgboost.model", "checkpoint.tl"),
-        "xgboost": ("model.json", "model.ubj", "model.xgb", "model.bst"),
-        "lightgbm": ("model.txt", "lightgbm.txt"),
+        "xgboost": ("model.json", "model.ubj", "model.xgb", _BOOSTER),
+        "lightgbm": ("model.txt", "lightgbm.txt", _BOOSTER),
         "sklearn": ("model.skops",),
     }.items()
     for name in names
@@ -160,7 +163,7 @@ def _format_of(
         return next((entry for entry in formats if platform in (entry.platform, *entry.aliases)), None)
     candidates = [entry for entry in formats if entry.backend == backend]
     if not backend:
-        candidates = [*formats, *_OWN_FORMATS]
+        candidates = [*formats, *OWN_FORMATS]
     if file:
         named = next((entry for entry in candidates if entry.model_file == file), None)
         # Other file names tell nothing; a given backend still implies its platform.
@@ -170,14 +173,14 @@ def _format_of(
             entry
             for entry in candidates
             if has_file(entry.model_file)
-            and (entry not in _OWN_FORMATS or _is_tree_model(version_directory, entry.model_file))
+            and (entry not in OWN_FORMATS or _is_of_trees(entry, version_directory))
         ),
         None,
     )
     return found or (candidates[0] if backend and candidates else None)
 
 
-_NATIVE = frozenset(entry.backend for entry in (*FORMATS, *_OWN_FORMATS) if entry.model_file != "model.py")
+_NATIVE = frozenset(entry.backend for entry in (*FORMATS, *OWN_FORMATS) if entry.model_file != "model.py")
 """Backends that are not Python code."""
 
 
@@ -226,14 +229,17 @@ def checked_model_file(
     return name
 
 
-def _is_tree_model(version_directory: Path | None, name: str) -> bool:
+def _is_of_trees(entry: Format, version_directory: Path | None) -> bool:
     """False for a file of another content: names such as model.json are used by models of all kinds."""
     if version_directory is None:
         return True
     try:
-        return identify(version_directory / name) in TREE_FORMATS
+        found = identify(version_directory / entry.model_file)
     except OSError:
         return True  # its load says why it can't be read
+    if entry.model_file == _BOOSTER and (found is LIGHTGBM) != (entry.backend == "lightgbm"):
+        return False
+    return found in TREE_FORMATS
 
 
 def _files_of(version_directory: Path) -> str:

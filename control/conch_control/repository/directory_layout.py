@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.config.platforms import FORMATS
-from conch_control.repository.layout import CONFIG_FILE, list_directory, split_versions
+from conch_control.config.platforms import FORMATS, OWN_FORMATS
+from conch_control.repository.layout import CONFIG_FILE, is_internal, list_directory, split_versions
 
 _ADVICE = (
     "make it a repository, with a file such as <model>/1/model.onnx or <model>/1/model.py in it, or the "
@@ -22,8 +22,14 @@ _ADVICE = (
 _MOST_SHOWN = 5
 _SAVED_MODEL = "saved_model.pb"
 _SAVED_MODEL_FOLDER = "model.savedmodel"
-_EXACT = frozenset(entry.model_file for entry in FORMATS)
-_SUFFIXES = {Path(name).suffix: name for name in sorted(_EXACT) if name != "model.py"}
+_TRITONS = frozenset(entry.model_file for entry in FORMATS)
+_EXACT = _TRITONS.union(entry.model_file for entry in OWN_FORMATS)
+_TELLING_NOTHING = frozenset((".py", ".json", ".txt", ".model"))
+_SUFFIXES = {
+    suffix: name
+    for name in sorted(_EXACT, key=lambda name: (name.startswith("model."), name))
+    if (suffix := Path(name).suffix) not in _TELLING_NOTHING
+}
 """Usual name of a model file by its suffix."""
 
 
@@ -63,7 +69,7 @@ def find_layout(path: Path) -> DirectoryLayout:
         if not usual:
             raise InvalidArgumentError(f"'{path}' is no model file of a known name: {_ADVICE}")
         return DirectoryLayout(LayoutKind.FILES, path.parent, ((usual, path),))
-    entries = {name: found for name, found in list_directory(path).items() if not _is_internal(name)}
+    entries = {name: found for name, found in list_directory(path).items() if not is_internal(name)}
     versions, others = split_versions(name for name, directory in entries.items() if directory)
     if versions:
         return DirectoryLayout(LayoutKind.MODEL, path)
@@ -97,11 +103,13 @@ def _version_files(path: Path, entries: dict[str, bool]) -> Iterator[tuple[str, 
     for name in sorted(entries):
         if name != CONFIG_FILE:
             yield name, path / name
-    if any(name in _EXACT for name in entries):
+    usual = {name: usual_name(name) for name in sorted(entries) if usual_name(name)}
+    # Names of tree models, such as model.json, are also those of files beside other models.
+    models = [name for name in usual if usual[name] in _TRITONS] or list(usual)
+    if any(usual[name] == name for name in models):
         return
-    models = sorted(name for name in entries if usual_name(name))
     if len(models) == 1:
-        yield usual_name(models[0]), path / models[0]
+        yield usual[models[0]], path / models[0]
     elif models and CONFIG_FILE not in entries:  # a config can name the file
         raise InvalidArgumentError(
             f"'{path}' has several files that could be the model, {_names(models)}: name one of them, as in "
@@ -113,11 +121,6 @@ def _names(names: object) -> str:
     shown = sorted(names)  # type: ignore[call-overload]
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
     return ", ".join(f"'{name}'" for name in shown[:_MOST_SHOWN]) + more
-
-
-def _is_internal(name: str) -> bool:
-    """True for hidden entries, such as the links of a Kubernetes volume, and those of a file system."""
-    return name.startswith(".") or name in ("lost+found", "__pycache__")
 
 
 def _looks_like_model(directory: Path) -> bool:

@@ -58,12 +58,17 @@ def version_numbers(directory: Path) -> list[int]:
     return versions
 
 
+def is_internal(name: str) -> bool:
+    """True for entries that no user made: hidden ones, such as a Kubernetes volume's links, and caches."""
+    return name.startswith(".") or name in ("lost+found", "__pycache__")
+
+
 def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
     """Splits directory names into versions, ascending, and ignored names with the reason."""
     versions: list[int] = []
     ignored: dict[str, str] = {}
     for name in sorted(names):
-        if name in _OTHER_DIRECTORIES:
+        if name in _OTHER_DIRECTORIES or is_internal(name):
             continue
         if not _is_number(name):
             ignored[name] = "fails to convert to integral number"

@@ -79,7 +79,7 @@ class Url:
         except ImportError as error:
             raise ImportError(
                 f"conch.Client needs tritonclient, which is not installed; install it with "
-                f"`pip install conch[client]` ({error})"
+                f"`pip install 'conch[client]'` ({error})"
             ) from error
 
 

@@ -85,4 +85,4 @@ def _hint(entry: EntryPoint) -> str:
         return ""
     provided = distribution.metadata.get_all("Provides-Extra") or ()
     extra = next((extra for extra in (*entry.extras, entry.name) if extra in provided), None)
-    return "" if extra is None else f"; install it with `pip install {distribution.name}[{extra}]`"
+    return "" if extra is None else f"; install it with `pip install '{distribution.name}[{extra}]'`"

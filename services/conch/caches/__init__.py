@@ -42,7 +42,7 @@ def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
     except ModuleNotFoundError as error:
         raise InvalidArgumentError(
             f"cache '{name}' needs the Python package '{error.name}', which is not installed; try "
-            f"`pip install conch[{name}]`"
+            f"`pip install 'conch[{name}]'`"
         ) from error
     if not isinstance(cache, ResponseCache):
         raise InvalidArgumentError(

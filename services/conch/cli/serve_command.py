@@ -18,7 +18,7 @@ from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
 from conch.frontends.grpc.rpc_calls import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
 from conch.process.allocator import keep_large_blocks, trim_when_idle
-from conch.process.banner import models_announcement
+from conch.process.banner import failure_announcement
 from conch.process.gpu_discovery import find_gpus
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
@@ -100,8 +100,8 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
         head = f"error: creating server: {text}"
         notes = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
         models = [] if server is None else server.models_at_failure
-        failure = models_announcement(models, *notes)
-        logs.announce(failure.text, failure.lines, logging.ERROR)
+        failure = failure_announcement(models, *notes)
+        logs.announce(failure.text, failure.lines)
         if logs.only_json:
             print(head, file=sys.stderr)  # for scripts that look for Triton's text
         return 1

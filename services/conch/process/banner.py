@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,25 +32,39 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A text that is logged at any level.
+    """A text that is logged whatever levels the log leaves out.
 
     Attributes:
         text: The text for people, with tables.
-        lines: The same as messages, each with fields for a log in JSON.
+        lines: The same as messages, each with its level and fields for a log in JSON.
     """
 
     text: str
-    lines: Sequence[tuple[str, Mapping[str, str]]]
+    lines: Sequence[tuple[int, str, Mapping[str, str]]]
 
 
-def models_announcement(models: Iterable[IndexEntry], *notes: str) -> Announcement:
-    """The versions of all models, then a line for each note."""
-    models = list(models)
-    lines = [(_model_message(each), _fields(each)) for each in models]
+def failure_announcement(models: Sequence[IndexEntry], *causes: str) -> Announcement:
+    """The versions of all models at a start that failed, then a line for each cause."""
     return Announcement(
-        "\n".join((*([_models_table(models)] if models else []), *notes)),
-        [*lines, *((note.lstrip(), {}) for note in notes)],
+        "\n".join((*([_models_table(models)] if models else []), *causes)),
+        [
+            *_model_lines(models, failed=logging.ERROR),
+            *((logging.ERROR, cause.lstrip(), {}) for cause in causes),
+        ],
     )
+
+
+def _model_lines(
+    models: Iterable[IndexEntry], failed: int = logging.INFO
+) -> list[tuple[int, str, Mapping[str, str]]]:
+    return [
+        (
+            failed if each.state == "UNAVAILABLE" and each.reason != NOT_RESIDENT else logging.INFO,
+            _model_message(each),
+            _fields(each),
+        )
+        for each in models
+    ]
 
 
 def _model_message(entry: IndexEntry) -> str:
@@ -92,11 +107,16 @@ def start_announcement(
     left = len(models) - len(shown)
     notes = [f"{left:,} models are loaded for their first request"] if left else []
     rows = [[each.service, each.url, each.address, each.security] for each in endpoints]
-    lines = [(_endpoint_message(each), _endpoint_fields(each)) for each in endpoints]
+    lines = [(logging.INFO, _endpoint_message(each), _endpoint_fields(each)) for each in endpoints]
     ports = table(["Service", "URL", "Listens on", "Security"], rows)
     return Announcement(
         "\n".join((_models_table(shown), *notes, exposure, ports)),
-        [*models_announcement(shown, *notes).lines, *lines, (exposure, {})],
+        [
+            *_model_lines(shown),
+            *((logging.INFO, note, {}) for note in notes),
+            *lines,
+            (logging.INFO, exposure, {}),
+        ],
     )
 
 

@@ -143,7 +143,7 @@ def _untrusted(skops_io: Any, path: Path, model: str) -> list[str]:
 
 
 def missing_package(
-    error: ModuleNotFoundError, model: str, purpose: str, install: str = "conch[trees]"
+    error: ModuleNotFoundError, model: str, purpose: str, install: str = "'conch[trees]'"
 ) -> UnavailableError:
     """The error for a package that only some models need."""
     return UnavailableError(

@@ -304,7 +304,7 @@ def _compile(name: str, text: str) -> Template:
     try:
         from jinja2 import TemplateSyntaxError
     except ImportError:
-        raise UnavailableError("chat templates need jinja2: pip install conch[llm]") from None
+        raise UnavailableError("chat templates need jinja2: pip install 'conch[llm]'") from None
     try:
         return _environment().from_string(text)
     except TemplateSyntaxError as error:

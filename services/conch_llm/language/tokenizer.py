@@ -85,7 +85,7 @@ def _read(file: Path) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise UnavailableError("counting tokens needs tokenizers: pip install conch[llm]") from None
+        raise UnavailableError("counting tokens needs tokenizers: pip install 'conch[llm]'") from None
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # boundary: tokenizers raises nothing more precise

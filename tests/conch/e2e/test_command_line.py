@@ -238,6 +238,9 @@ def test_a_model_that_fails_ends_the_start(repository: Path) -> None:
     # Models that are given up may end after that.
     assert "error: creating server: Internal - failed to load all models" in errors.splitlines()
     assert "no weights" in errors
+    announced = [json.loads(line) for line in errors.splitlines() if f'"{ANNOUNCEMENTS}"' in line]
+    levels = {each["model"]: each["level"] for each in announced if "model" in each}
+    assert (levels["simple"], levels["broken"]) == ("info", "error")
 
 
 def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:

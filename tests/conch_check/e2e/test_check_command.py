@@ -219,7 +219,7 @@ def test_an_extra_that_is_not_installed(tmp_path: Path) -> None:
     assert result.returncode == 1
     file = tmp_path / "simple" / "config.pbtxt"
     assert f"{file}:2:10: error: backend: backend 'onnxruntime' needs" in result.stdout
-    assert "pip install conch[onnxruntime]" in result.stdout
+    assert "pip install 'conch[onnxruntime]'" in result.stdout
 
 
 def test_five_hundred_models(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_other_models_are_checked_when_one_can_not_be_read(site: Site) -> None:
 
 def test_version_directories(site: Site) -> None:
     site.model("m", versions={1: "ok", 2: "ok"})
-    for name in ("01", "v3", "warmup"):
+    for name in ("01", "v3", "warmup", ".ipynb_checkpoints"):
         (site.repository / "m" / name).mkdir()
     site.model("none", versions={})
     report = checked(site)

@@ -28,6 +28,10 @@ def test_version_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         "warmup",
         "initial_state",
         "configs",
+        "__pycache__",
+        ".git",
+        ".ipynb_checkpoints",
+        "lost+found",
     ]
     for name in names:
         (tmp_path / name).mkdir()

@@ -500,7 +500,7 @@ def test_without_the_package_the_load_says_what_to_install(
         backend.load(spec)
     assert str(raised.value) == (
         "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip install "
-        "conch[native]"
+        "--find-links dist 'conch[native]', in a checkout after `make wheel`"
     )
 
 

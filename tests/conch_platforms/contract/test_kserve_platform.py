@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.metrics import get, samples
 from tests.support.platforms import (
@@ -197,6 +198,47 @@ def test_what_a_storage_uri_may_hold(layout: Callable[[Path], str], tmp_path: Pa
         check_json(body)
         assert json.loads(body)["model_name"] == name
     assert sorted(os.listdir(mount)) == before
+
+
+_FEATURES = 4
+_TREES = {
+    "xgboost": ("fraud.bst", "model.json", "model.ubj"),
+    "lightgbm": ("fraud.bst", "model.bst"),
+}
+"""Files of formats that KServe may choose conch for, as its own runtimes take them."""
+
+
+def _save_booster(kind: str, path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=(64, _FEATURES))
+    library = pytest.importorskip(kind)
+    if kind == "xgboost":
+        booster = library.train({"nthread": 1}, library.DMatrix(rows, rows.sum(1)), 3)
+        named = path if path.suffix == ".json" else path.with_suffix(".ubj")
+        booster.save_model(named)  # of the suffix .bst, which it writes as UBJSON too, it warns
+        named.rename(path)
+    else:
+        booster = library.train({"num_threads": 1, "verbose": -1}, library.Dataset(rows, rows.sum(1)), 3)
+        booster.save_model(path)
+
+
+@pytest.mark.parametrize(("kind", "file"), [(kind, file) for kind in _TREES for file in _TREES[kind]])
+def test_tree_models_as_kserve_lays_them_out(kind: str, file: str, tmp_path: Path) -> None:
+    mount = tmp_path / "models"
+    mount.mkdir()
+    _save_booster(kind, mount / file)
+    datatype = {"xgboost": "FP32", "lightgbm": "FP64"}[kind]
+    row = {"name": "input", "shape": [1, _FEATURES], "datatype": datatype, "data": [0.5] * _FEATURES}
+    with serving(mount, flags=["--model-name=isvc"]) as server:
+        url = f"http://{server.http_address}/v2/models/isvc"
+        status, _, body = post(f"{url}/infer", json.dumps({"inputs": [row]}).encode())
+        assert status == 200, body
+        assert json.loads(get(url)[2])["platform"] == kind
+        assert json.loads(body)["outputs"][0]["name"] == "predict"
+
+
+def test_kserve_chooses_conch_only_for_files_that_it_serves() -> None:
+    formats = [each["name"] for each in runtime()["spec"]["supportedModelFormats"] if each.get("autoSelect")]
+    assert set(formats) == {"triton", "onnx", *_TREES}
 
 
 @pytest.mark.parametrize(

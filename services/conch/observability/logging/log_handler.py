@@ -34,7 +34,7 @@ MODELS = "conch.python_model"
 ANNOUNCEMENTS = "conch.announcements"
 """Logger name of announcements in JSON."""
 
-Lines = Iterable[tuple[str, Mapping[str, str]]]
+Lines = Iterable[tuple[int, str, Mapping[str, str]]]
 """Messages, each with its fields."""
 
 _LINE_BYTES = 64  # overhead of a queued line
@@ -145,12 +145,12 @@ class LogHandler(logging.Handler, LineSource[str]):
         if self.exporter is not None and os.getpid() == self._process:
             self.exporter.export([_item(record)])
 
-    def announce(self, text: str, lines: Lines, level: int = logging.INFO) -> None:
-        """Writes a text at any log level: verbatim, or its lines with their fields in JSON."""
+    def announce(self, text: str, lines: Lines) -> None:
+        """Writes a text at any log level: verbatim, or its lines with their levels and fields in JSON."""
         if not self.json:
             self._writer.put(text, _LINE_BYTES + len(text))
             return
-        for message, fields in lines:
+        for level, message, fields in lines:
             record = logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, message, None, None)
             line = self.format(_changed(record, **fields))
             self._writer.put(line, _LINE_BYTES + len(line))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import time
@@ -87,9 +86,9 @@ class Logs:
         self.access = access
         self.audit = audit
 
-    def announce(self, text: str, lines: Lines, level: int = logging.INFO) -> None:
+    def announce(self, text: str, lines: Lines) -> None:
         """Writes a text, or in JSON its lines; also the text to standard error if the log is a file."""
-        self._handler.announce(text, lines, level)
+        self._handler.announce(text, lines)
         self._handler.flush()
         if self._in_file:
             sys.stderr.write(f"{text}\n")

@@ -130,7 +130,8 @@ class HostLibrary:
         if found != _INTERFACE:
             raise UnavailableError(
                 f"the package conch-native has interface {found}, and this version of conch needs "
-                f"{_INTERFACE}: install both of one version, with pip install conch[native]"
+                f"{_INTERFACE}: install both of one version, with pip install --find-links dist "
+                f"'conch[native]', in a checkout after `make wheel`"
             )
         self._host: int | None = None
         self._on_config: Any = None  # called by the host while the model opens

@@ -187,7 +187,7 @@ def _find_host(backend: str) -> Path:
             return path
     raise UnavailableError(
         f"backend '{backend}' is a library compiled for Triton, which needs the package conch-native: pip "
-        f"install conch[native]"
+        f"install --find-links dist 'conch[native]', in a checkout after `make wheel`"
     )
 
 

@@ -495,7 +495,7 @@ def test_a_client_says_what_is_missing() -> None:
 
 def test_a_client_without_tritonclient_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tritonclient.grpc", None)
-    with pytest.raises(ImportError, match=r"pip install conch\[client\]"):
+    with pytest.raises(ImportError, match=r"pip install 'conch\[client\]'"):
         conch.Client("127.0.0.1:1", "m")
 
 

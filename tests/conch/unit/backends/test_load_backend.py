@@ -71,14 +71,14 @@ def test_missing_package_names_the_extra() -> None:
         backends.load_backend("broken")
     assert caught.value.message == (
         "backend 'broken' needs the Python package 'a_package_nobody_has', which is not installed; install "
-        "it with `pip install shells[broken]`"
+        "it with `pip install 'shells[broken]'`"
     )
-    with pytest.raises(UnavailableError, match=r"pip install shells\[heavy\]"):
+    with pytest.raises(UnavailableError, match=r"pip install 'shells\[heavy\]'"):
         backends.load_backend("named")
     with pytest.raises(UnavailableError, match=r"which is not installed$"):
         backends.load_backend("bare")
     with pytest.raises(
-        UnavailableError, match=r"shells\[heavy\]`; .*--index-url https://download.*/whl/cpu`"
+        UnavailableError, match=r"shells\[heavy\]'`; .*--index-url https://download.*/whl/cpu`"
     ):
         backends.load_backend("torchless")
     with pytest.raises(UnavailableError, match=r"^backend 'half' can't import its engine: no libengine\.so"):

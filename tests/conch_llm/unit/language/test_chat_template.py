@@ -180,5 +180,5 @@ def test_malformed_configs(tmp_path: Path, config: str, text: str) -> None:
 
 def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UnavailableError, match=r"pip install conch\[llm\]"):
+    with pytest.raises(UnavailableError, match=r"pip install 'conch\[llm\]'"):
         ChatTemplate({"default": QWEN.template})

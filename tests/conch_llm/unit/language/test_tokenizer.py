@@ -52,5 +52,5 @@ def test_errors_of_the_operator(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidArgumentError, match=r"tokenizer\.json can't be read"):
         load_tokenizer(folder / "1")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UnavailableError, match=r"pip install conch\[llm\]"):
+    with pytest.raises(UnavailableError, match=r"pip install 'conch\[llm\]'"):
         load_tokenizer(folder / "1")
