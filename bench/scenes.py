@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,9 @@ def choose_scenes(names: str, scenes: dict[str, Scene]) -> list[Scene]:
 def _scene(table: dict[str, Any]) -> Scene:
     """Check one table."""
     name = table.get("name", "(unnamed)")
-    fields = Scene.__dataclass_fields__
-    unknown = sorted(table.keys() - fields.keys())
-    missing = sorted(fields.keys() - table.keys() - {"expected"})
+    known = {field.name for field in fields(Scene)}
+    unknown = sorted(table.keys() - known)
+    missing = sorted(known - table.keys() - {"expected"})
     if unknown or missing:
         raise ValueError(f"scene {name!r}: unknown keys {unknown}, missing keys {missing}")
     for key, choices in CHOICES.items():

@@ -1,11 +1,11 @@
 """Holds the structure of the code: ``python scripts/check_structure.py``; each message says what to do.
 
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
-module sleeps or takes durations from the wall clock; tests use no private name of other modules, also not
-in models and programs that they write, import nothing of another package's tests, do not sleep, and fail at
-no limit that a busy machine exceeds; docstrings, comments and error texts do without the words that
-``structure.toml`` bans, and docstrings without what tools answer; lines and tests stay within the budgets
-there.
+module sleeps or takes durations from the wall clock; no module uses a private name of Python or of a package
+that is not listed; tests use no private name of other modules, also not in models and programs that they
+write, import nothing of another package's tests, do not sleep, and fail at no limit that a busy machine
+exceeds; docstrings, comments and error texts do without the words that ``structure.toml`` bans, and
+docstrings without what tools answer; lines and tests stay within the budgets there.
 """
 
 from __future__ import annotations
@@ -401,6 +401,26 @@ def check_privates(checkout: Checkout) -> Iterator[str]:
                 yield f"{where}: {name} is private: test by behaviour, or give the class a public way"
 
 
+def check_foreign_privates(checkout: Checkout) -> Iterator[str]:
+    """Private names in sources that no source defines: those of Python and of packages."""
+    own: set[str] = set()
+    for module in checkout.modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+        own |= own_names(module.tree)
+    allowed = checkout.settings["sources"]["privates"]
+    for module in checkout.modules.values():
+        for line, name in privates(module.tree, own):
+            if not any(under(name, each) for each in allowed):
+                yield (
+                    f"{module.where}:{line}: {name} is private: find a public way, or name it in {SETTINGS} "
+                    f"and, if it is Python's, in docs/internals/standard-library.md"
+                )
+
+
 def check_test_folders(checkout: Checkout) -> Iterator[str]:
     """Imports of tests from another package's tests, and of tests from what tests share."""
     for module in checkout.tests:
@@ -535,6 +555,7 @@ CHECKS = (
     check_words,
     check_docstrings,
     check_privates,
+    check_foreign_privates,
     check_test_folders,
     check_budgets,
     check_waits,

@@ -41,10 +41,6 @@ class LogRing(logging.Handler):
         self._number = count(1).__next__
         self.count = 0
 
-    def createLock(self) -> None:
-        """Makes no lock: a deque needs none, and a forked process could inherit a held one."""
-        self.lock = None
-
     def install(self) -> None:
         """Starts to take the records of all loggers of the server."""
         for package in server_packages():

@@ -15,6 +15,8 @@ SETTINGS = f"""
 banned = ["whoever"]
 [tests]
 privates = ["os._exit", "torch.{HIDDEN}"]
+[sources]
+privates = ["os._exit"]
 [budgets]
 [packages]
 whole = ["conch.wire"]
@@ -31,8 +33,9 @@ MARK = "@pytest.mark.process\n"
 CLEAN = {
     "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
     "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
+    "services/conch/other.py": f"#\ndef f(a):\n    a.{HIDDEN}\n",
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
-    "services/conch/wire/part.py": "#\nA = 1\n",
+    "services/conch/wire/part.py": f"#\nclass A:\n    def {HIDDEN}(self):\n        os._exit(1)\n",
     "tests/c/test_d.py": "#\nfrom tests.support.b import a\nfrom tests.c.e import f\n",
     "tests/c/test_f.py": (
         "import threading\nimport time\ngo = threading.Event()\ndef test_a():\n"
@@ -93,6 +96,15 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_docstrings", "services/conch/a.py", '"""A.\n\nUsed by: `b`."""\n', "a.py:3: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '#\n"""A. Used\nby b."""\n', "a.py:2: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '"""Does nothing: b."""\n', "a.py:1: 'Does nothing'"),
+        *(
+            ("check_foreign_privates", "services/conch/a.py", f"#\n{text}\n", f"a.py:2: {name} is private")
+            for text, name in (
+                (f"logging.{HIDDEN}s()", f"logging.{HIDDEN}s"),
+                (f"parser.{HIDDEN}s[0]", f"parser.{HIDDEN}s"),
+                (f"from asyncio import {HIDDEN}s", f"asyncio.{HIDDEN}s"),
+                (f"getattr(thread, '{HIDDEN}s')", f"thread.{HIDDEN}s"),
+            )
+        ),
         (
             "check_test_folders",
             "tests/a/b.py",

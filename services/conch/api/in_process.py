@@ -163,7 +163,7 @@ class InProcessRequests:
     ) -> tuple[InferenceRequest, str]:
         """Submits a request whose responses go to a queue."""
         self._core.check_running()
-        unknown = options.keys() - RequestOptions.__annotations__.keys()
+        unknown = options.keys() - RequestOptions.__optional_keys__
         if unknown:
             raise TypeError(f"a request has no option '{min(unknown)}'")
         now = monotonic_ns()

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic_ns, time_ns
@@ -51,6 +51,7 @@ _COUNTS = {
     "cache_misses": ("cache_miss", "count"),
     "cache_miss_ns": ("cache_miss", "ns"),
 }
+_STATISTICS = tuple(each.name for each in fields(ServerStatistics))
 
 
 class PerfInterrupted(Exception):
@@ -297,7 +298,7 @@ def _statistics(
 
 
 def _sum(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
-    counts: dict[str, int] = dict.fromkeys(ServerStatistics.__dataclass_fields__, 0)
+    counts: dict[str, int] = dict.fromkeys(_STATISTICS, 0)
     for each in versions:
         stats = each.get("inference_stats", {})
         counts["inferences"] += int(each.get("inference_count", 0))
@@ -310,9 +311,10 @@ def _sum(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
 def _difference(
     before: Mapping[str, ServerStatistics], after: Mapping[str, ServerStatistics]
 ) -> dict[str, ServerStatistics]:
-    names = ServerStatistics.__dataclass_fields__
     return {
-        model: ServerStatistics(**{name: getattr(now, name) - getattr(before[model], name) for name in names})
+        model: ServerStatistics(
+            **{name: getattr(now, name) - getattr(before[model], name) for name in _STATISTICS}
+        )
         for model, now in after.items()
         if model in before
     }

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from tests.support.forked_logs import log_in_a_fork
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.observability.tracing.trace import Trace
@@ -54,6 +55,12 @@ def test_lines_name_models_and_crashes(ring: LogRing) -> None:
     assert loading["models"] == ["other", "other_0_1", "simple"]
     assert crash["crash"] and crash["models"] == ["m"] and not own["crash"]
     assert failed["trace"].endswith("ValueError: <script>")
+
+
+@pytest.mark.process
+def test_a_child_logs_although_its_parent_forked_while_another_thread_logged() -> None:
+    setup = "from conch_console.log_ring import LogRing\nhandler = LogRing()\nhandler.install()"
+    assert log_in_a_fork(setup, "handler.newest(1)[0]['message'] == 'from the child'") == 0
 
 
 def trace(number: int, error: bool = False) -> Trace:

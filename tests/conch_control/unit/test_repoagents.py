@@ -9,6 +9,7 @@ import tempfile
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import given
@@ -279,13 +280,17 @@ def test_the_agent_of_the_documentation(site: Site, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(repoagents, "BUILT_IN", {"unpack": namespace["Unpack"]})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     inside = site.model("m", repository=tmp_path / "inside")
-    directory = site.model("m", {}, agents({"archive": "model.tar.gz"}, name="unpack"))
-    shutil.make_archive(str(directory / "model"), "gztar", inside)
+    directory = site.model("m", {}, agents({"archive": "model.zip"}, name="unpack"))
+    shutil.make_archive(str(directory / "model"), "zip", inside)
+    with ZipFile(directory / "model.zip", "a") as archive:
+        archive.writestr("../outside", "")
     agent = site.agent()
     agent.load("m", {})
     assert site.send("m").error() is None
     assert len(list(tmp_path.glob("unpack-*"))) == 1
-    (directory / "model.tar.gz").write_bytes(b"")
+    (outside,) = tmp_path.rglob("outside")
+    assert outside.parent in tmp_path.glob("unpack-*")
+    (directory / "model.zip").write_bytes(b"")
     with pytest.raises(InternalError, match="failed to poll"):
         agent.load("m", {})
     assert site.send("m").error() is None, "the old one serves"

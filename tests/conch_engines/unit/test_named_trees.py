@@ -288,6 +288,7 @@ def test_completion(harness: Harness) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*gblinear:UserWarning")  # of XGBoost 3.4
 def test_what_is_refused(harness: Harness) -> None:
     import skops.io
     from sklearn.linear_model import LinearRegression

@@ -108,10 +108,6 @@ class LogHandler(logging.Handler, LineSource[str]):
         self._writer = LineWriter("conch-log", sink, self, clock=clock)
         self.apply(options)
 
-    def createLock(self) -> None:
-        """Makes no lock: none is needed, and a forked process could inherit a held one."""
-        self.lock = None
-
     def apply(self, options: LogOptions) -> None:
         """Applies changed levels and formats."""
         iso = options.format == "ISO8601"

@@ -5,7 +5,6 @@ Owns: open calls and queries by number, known models. Threads: any; replies arri
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from conch.backends.python.calls.bls_call import refusal
+from conch.backends.python.runtime.event_loop import in_coroutine
 from conch.core.bls import Waiter
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter
@@ -118,7 +118,7 @@ class ServerClient:
         except BaseException:  # raised again
             self._ended(number)
             raise
-        if asyncio._get_running_loop() is not None:
+        if in_coroutine():
             # A coroutine will wait; a thread would read by itself, see `wait`.
             self._backup_reader.read_now()
         return None

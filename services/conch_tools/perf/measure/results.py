@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Literal
 
@@ -338,9 +338,8 @@ def _read_point(found: object, where: str) -> Point:
 
 
 def _read_statistics(found: object, where: str) -> ServerStatistics:
-    fields = Fields(found, where)
-    names = ServerStatistics.__dataclass_fields__
-    return ServerStatistics(**{name: fields.whole(name) for name in names})
+    numbers = Fields(found, where)
+    return ServerStatistics(**{each.name: numbers.whole(each.name) for each in fields(ServerStatistics)})
 
 
 def _read_slice(found: object, where: str) -> Slice:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forked_logs import log_in_a_fork
 from tests.support.servers import eventually
 
 from conch.backends.python.api.pb_utils import Logger
@@ -299,3 +300,18 @@ def test_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
     before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     unconfigure(configure(LogOptions(file=tmp_path / "log", verbose=1)))
     assert [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers] == before
+
+
+FORKING = """
+from pathlib import Path
+from conch.observability.logging.log_handler import configure, unconfigure
+from conch.observability.logging.log_settings import LogOptions
+handler = configure(LogOptions(file=Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.process
+def test_a_child_logs_although_its_parent_forked_while_another_thread_logged(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert log_in_a_fork(FORKING, "True", "unconfigure(handler)", str(path)) == 0
+    assert path.read_text().count("from the child") == 1

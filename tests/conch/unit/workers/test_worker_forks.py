@@ -66,11 +66,12 @@ def test_a_fork_elsewhere_is_no_worker_either(tmp_path: Path, where: str) -> Non
         assert response is not None and response.outputs[0].numpy().tolist() == [7]
 
 
-def test_processes_of_multiprocessing_do_their_work(tmp_path: Path) -> None:
-    model = """
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_of_multiprocessing_do_their_work(tmp_path: Path, method: str) -> None:
+    model = f"""
     def execute(self, requests):
         import multiprocessing
-        with multiprocessing.get_context("fork").Pool(2) as pool:
+        with multiprocessing.get_context("{method}").Pool(2) as pool:
             total = sum(pool.map(abs, range(-100, 0)))
         return [answer(total) for _ in requests]
 """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -159,12 +159,12 @@ def get_model_dir() -> str:
         TritonModelException: The caller is not a model.
     """
     # Models share a process, so the innermost model module on the stack decides.
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         directory = directory_of(frame.f_globals.get("__name__", ""))
         if directory is not None:
             return str(directory)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     raise TritonModelException("get_model_dir must be called from a model.")
 
 

@@ -14,8 +14,8 @@ Owns: per instance, its open calls; `_lock` guards them and `_closed`.
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -266,7 +266,7 @@ def find_call_context(known: bool = False) -> CallContext | None:
     Raises:
         TritonModelException: `known` is set, and the calling model was unloaded or cannot call the server.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if is_model_module(module):

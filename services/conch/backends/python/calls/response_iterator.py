@@ -10,6 +10,7 @@ from typing import Any
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch.backends.python.calls.bls_call import MAX_POLL_S, Answer, BlsRequest, WaitingCall
 from conch.backends.python.calls.call_context import CallContext
+from conch.backends.python.runtime.event_loop import in_coroutine
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class ResponseIterator:
 
     def _warn_of_blocking(self) -> None:
         caller = self._call.caller
-        if asyncio._get_running_loop() is None or caller.warned_of_blocking:
+        if caller.warned_of_blocking or not in_coroutine():
             return
         caller.warned_of_blocking = True
         log.warning(

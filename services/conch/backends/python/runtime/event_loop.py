@@ -23,6 +23,15 @@ Outcome = tuple[Any, BaseException | None]
 """Return value or exception of a coroutine."""
 
 
+def in_coroutine() -> bool:
+    """True if an event loop runs on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class EventLoop:
     """Runs the coroutines of one instance; tasks they start go on after they return.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import itertools
 import re
 import sys
@@ -217,7 +218,7 @@ class _Loader(SourceFileLoader):
         if name != self._code.main and self._code.publish_plain(name):
             rename(vars(module), self.name, name)
 
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+    def set_data(self, path: str, data: Any, **_: Any) -> None:
         # Writes no byte code: the repository belongs to the user, and a change may trigger a reload.
         return
 
@@ -308,7 +309,7 @@ def _owner_of_name(top: str) -> ModelCode:
 
 def _calling_package() -> str | None:
     """The package of the innermost model module on the stack; None without one."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__")
         if isinstance(module, str) and is_model_module(module):
