@@ -18,7 +18,7 @@ class Closing:
     requests are complete. Whatever changes one of these calls `check`.
 
     Attributes:
-        begun: Whether new requests are refused.
+        begun: True if new requests are refused.
     """
 
     def __init__(

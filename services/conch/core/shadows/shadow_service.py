@@ -40,7 +40,7 @@ class Shadows:
     Args:
         saturation: Saturation of all versions, by the identity of their statistics.
         clock: Monotonic time in nanoseconds.
-        capture: Where the tensors of the worst pairs are kept; None for nowhere.
+        capture: Directory for the tensors of the worst pairs; None to keep none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Shadows:
             model: Identifier of the model.
             version: The candidate.
             rollout: Identifies the rollout: one shadow counts for all its steps.
-            policy: What applies from now on.
+            policy: Settings from now on.
 
         Returns:
             None once the server stops.
