@@ -67,7 +67,7 @@ class Buffer:
 
     Attributes:
         words: Its size; `data` has a few more, for readers of events.
-        address: Where it begins.
+        address: Address of its first byte.
         data: Its bytes.
     """
 
@@ -85,7 +85,7 @@ class Buffer:
 
 
 class ExecuteBuffers:
-    """What one instance's executions write to.
+    """Output buffers of one instance's executions.
 
     Attributes:
         out: The events.
@@ -233,7 +233,7 @@ class HostLibrary:
         )
 
     def ready(self, index: int) -> bool:
-        """Whether an instance says that it is ready."""
+        """True if an instance reports that it is ready."""
         return bool(self._library.conch_ready(self._host, index) == OK)
 
     def close(self) -> None:
