@@ -45,7 +45,7 @@ class BoundModel(UploadedModel):
 
     @property
     def location(self) -> str:
-        """Where the model comes from, for messages."""
+        """Source of the model, for messages."""
         return "bound function"
 
 
@@ -66,7 +66,7 @@ class BoundRepository:
 
     @property
     def location(self) -> str:
-        """Where the models are, for messages."""
+        """Source of the models, for messages."""
         return "bound functions"
 
     @property
