@@ -57,13 +57,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """What the parts of one server may use.
+    """Objects of one server, for its parts.
 
     Attributes:
         core: State of the server: its models and its stage.
         agent: The control plane.
         control: Options of the control plane.
-        services: What operations use: log settings, trace settings, shared memory.
+        services: Services for operations: log settings, trace settings, shared memory.
         access: The access policy; None without one.
         loop: The event loop that HTTP ports share.
         addresses: The addresses that the server listens on, which forks close.
@@ -126,8 +126,8 @@ class ServerPart(ABC):
     server.
 
     Attributes:
-        for_clients: Whether it serves requests to models; such parts come first.
-        before_models: Whether it starts before the models are loaded.
+        for_clients: True if it serves requests to models; such parts come first.
+        before_models: True if it starts before the models are loaded.
     """
 
     for_clients: ClassVar[bool] = False
@@ -199,7 +199,7 @@ class Port(ServerPart):
 
     Args:
         options: Its options, with the address.
-        context: What it may use.
+        context: The server's objects for its parts.
         security: Its protection, such as ``TLS``, for the table of ports.
         scheme: Beginning of its URL; empty for gRPC.
 

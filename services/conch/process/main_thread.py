@@ -68,7 +68,7 @@ class Signals:
     """Waits for SIGTERM, SIGINT and other wake-ups.
 
     Attributes:
-        asked: Whether a signal has come. A second one ends the process at once with 128 plus its number.
+        asked: True if a signal has come. A second one ends the process at once with 128 plus its number.
 
     Args:
         flush: Called before that end, to write out the log.
