@@ -178,7 +178,7 @@ class Server:
         self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server has stopped; returns whether it has."""
+        """Waits until the server has stopped; True if it has."""
         return self._stopped.wait(timeout)
 
     def serve(self) -> None:

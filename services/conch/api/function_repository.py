@@ -87,7 +87,7 @@ class BoundRepository:
         """Keeps the functions, which may serve in the next server."""
 
     def put(self, model: BoundModel | BoundClass) -> BoundModel | BoundClass | None:
-        """Binds functions or a class to a name; returns what was bound before."""
+        """Binds functions or a class to a name; returns the former binding."""
         with self._lock:
             before = self._models.get(model.name)
             self._models[model.name] = model

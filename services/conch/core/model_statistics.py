@@ -56,7 +56,7 @@ class ModelStatistics:
     """Counters of a model version: plain integers rather than `Duration` objects, for speed.
 
     Args:
-        gauges: Returns what the version does now.
+        gauges: Returns the current gauges of the version.
 
     Attributes:
         watched: True once a request has a watch; until then, recording skips the check.
@@ -265,7 +265,7 @@ class ModelStatistics:
     def _add_others(
         self, requests: Sequence[InferenceRequest], ends: Sequence[RequestEnd], start_ns: int, end_ns: int
     ) -> tuple[int, int]:
-        """Adds failures; returns how many requests run again, and their time in the queue.
+        """Adds failures; returns the number of requests that run again, and their time in the queue.
 
         Of those, the sums have all runs; counts and histograms only have the last one.
         """

@@ -145,4 +145,4 @@ class Servable(Protocol):
         """
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers everything queued with an error; returns how many requests that were."""
+        """Answers all queued requests with an error; returns their number."""

@@ -137,7 +137,7 @@ class Tensor:
         return data
 
     def fetch(self) -> int:
-        """Brings the bytes to host memory; returns how many were copied."""
+        """Brings the bytes to host memory; returns the number of copied bytes."""
         return 0
 
     def numpy(self) -> Array:

@@ -171,18 +171,18 @@ class ServerPart(ABC):
         """Refuses loads and unloads from now on, as the server stops."""
 
     def drain(self, grace_s: float) -> bool:
-        """Refuses new clients and waits for requests in flight; returns whether all ended in time."""
+        """Refuses new clients and waits for requests in flight; True if all ended in time."""
         return True
 
     def disconnect(self, grace_s: float) -> bool:
-        """Closes connections of clients, once no part has requests; returns whether all ended in time."""
+        """Closes connections of clients, once no part has requests; True if all ended in time."""
         return True
 
     def flush(self, grace_s: float) -> None:
         """Sends what the part has collected, before the models are unloaded."""
 
     def close(self, grace_s: float) -> bool:
-        """Ends what is left, once the models are unloaded; returns whether all work ended in time.
+        """Ends what is left, once the models are unloaded; True if all work ended in time.
 
         Also called for parts that have not been started.
         """

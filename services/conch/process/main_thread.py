@@ -28,7 +28,7 @@ class Startable(Protocol):
         """Returns when the server serves; raises if it is stopped meanwhile."""
 
     def stop(self) -> bool:
-        """Stops from any thread, also during the start; returns whether everything was finished."""
+        """Stops from any thread, also during the start; True if everything was finished."""
 
 
 class Task:

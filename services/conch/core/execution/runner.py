@@ -408,7 +408,7 @@ class Runner(RunnerBase):
     def _run_batches(self, batch: Batch | None, end_ns: int | None) -> bool:
         """Runs or starts a batch, then what else is ready; the module has the steps.
 
-        After `end_ns` no other batch starts; returns whether one is due then, which is left to the caller
+        After `end_ns` no other batch starts; True if one is due then, which is left to the caller
         with the claim.
         """
         claimed = False

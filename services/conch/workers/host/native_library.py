@@ -142,7 +142,7 @@ class HostLibrary:
         self._library.conch_report_crashes()
 
     def open(self, file: Path, name: str, config: str) -> dict[str, Any]:
-        """Opens a backend; returns what it says of itself.
+        """Opens a backend; returns the properties that it reports.
 
         Raises:
             ConchError: The library can't be loaded, or its Initialize failed.

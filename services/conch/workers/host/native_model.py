@@ -610,7 +610,7 @@ class NativeInstance:
 
 
 def open_library(host: HostLibrary, library: Library, model_log: logging.Logger) -> dict[str, Any]:
-    """Opens a backend; returns what it says of itself.
+    """Opens a backend; returns the properties that it reports.
 
     Raises:
         ConchError: It can't be loaded, or its Initialize failed.
