@@ -153,7 +153,7 @@ class Roll:
         return all(server.has(name, model.generation) for server in servers)
 
     def unload_result(self, name: str) -> ConchError | bool:
-        """Result of an unload: its error, or True once no server has the model; else False."""
+        """Result of an unload: its error, or True once no server that is up has the model; else False."""
         if name in self._unload_errors:
             return self._unload_errors[name]
         return not any(

@@ -164,7 +164,7 @@ def _is_whole_artifact(path: str) -> bool:
 
 
 def _code_of(plan: VersionPlan) -> str:
-    """Part of the artifact that could run code, as a clause; empty if there is none."""
+    """Part of the artifact or its config that could run code, as a clause; empty if there is none."""
     for path in (*plan.files, *plan.shared):
         if path.endswith(_CODE_SUFFIXES):
             return f"its artifact has code, '{path}'"

@@ -363,7 +363,7 @@ class Plan:
 
 
 def _changes(done: FoundModel | _Unknown | None, found: FoundModel | None) -> tuple[str, ...]:
-    """Changed paths, or `BESIDE`; empty if the state before is unknown or the model was removed."""
+    """Changed paths, or `BESIDE`; empty for a new or removed model, or one of unknown state."""
     if not isinstance(done, FoundModel) or found is None:
         return ()
     return changed_paths(done.fingerprint, found.fingerprint) or (BESIDE,)

@@ -58,7 +58,7 @@ class BatchSelector:
         return IDLE
 
     def due_ns(self, now_ns: int) -> int | None:
-        """Time at which an idle instance that waits for no resources has a batch; None if none is queued."""
+        """Time at which an idle instance that waits for no resources has a batch; None for no such batch."""
         if not self._idle:
             return None
         if self._scheduler.eager:
