@@ -22,7 +22,7 @@ class Finding:
             ``note``: not checked.
         file: File, or directory if the problem is not in a file.
         path: Field path, such as ``input[1].dims[0]``; empty for the whole.
-        expected: What belongs there, if the message does not tell.
+        expected: The valid value, if the message does not name it.
         nearest: A similar valid name, if any.
     """
 

@@ -42,8 +42,8 @@ def ineffective_settings(
     Args:
         config: The config.
         of_backend: Parameters that its backend reads.
-        passed_on: Whether models of the backend get parameters of other names.
-        host_policies: Whether its instances run as host policies say.
+        passed_on: True if models of the backend get parameters of other names.
+        host_policies: True if its instances run as host policies say.
     """
     yield from _batching_advice(config)
     for number, group in enumerate(config.instance_group):

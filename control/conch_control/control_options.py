@@ -170,7 +170,7 @@ def _gpu_memory(texts: Iterable[str]) -> Mapping[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
-    """Which models are in memory in on-demand mode.
+    """Limits of the models in memory in on-demand mode.
 
     Attributes:
         memory: Memory of all models in bytes, or a percentage of what the process may use.
@@ -274,7 +274,7 @@ class ControlOptions:
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
-        residency: Which models are in memory in on-demand mode.
+        residency: Limits of the models in memory in on-demand mode.
         state_directory: Keeps what a restart must know; None for nothing.
         rollout_capture_directory: Keeps tensors of shadow pairs that differ; None for none.
         namespacing: Allow models of the same name in several repositories.

@@ -62,7 +62,7 @@ class NativeAgents:
         return partial(_NativeHook, self, name, path)
 
     def has_library(self, name: str) -> bool:
-        """Whether an agent is a library."""
+        """True if an agent is a library."""
         path = self._library(name)
         return path is not None and path.is_file()
 

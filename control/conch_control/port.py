@@ -47,7 +47,7 @@ class ModelStatus:
     Attributes:
         location: Its source; empty if no repository has it now.
         versions: Versions that were ever attempted, ascending.
-        reason: Why no version could be attempted, if so.
+        reason: Reason for which no version could be attempted, if so.
         labels: Names of versions.
         rollout: Its rollout, without counters and history; None for none.
     """
@@ -104,7 +104,7 @@ class ModelDescription:
 
 
 class AgentPort(RolloutControl, Protocol):
-    """What an agent offers to planners and operators."""
+    """Interface of an agent for planners and operators."""
 
     @property
     def events(self) -> EventLog:

@@ -178,7 +178,7 @@ def _first_look(
 
 
 def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositories: Repositories) -> str:
-    """Where each model would be, and which servers would have to load or unload it."""
+    """Table of each model's servers, and of those that would have to load or unload it."""
     roll = Roll(rules, 1, 0)  # no time passes: servers that are lost keep what they have
     catalogues: dict[str, frozenset[str]] = {}
     for target, index in indexes.items():

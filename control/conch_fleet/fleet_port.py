@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _S = 1_000_000_000
 _FIRST_REPORTS_S = 5.0
-"""How long the first index waits for servers that do not answer."""
+"""Longest wait of the first index for servers that do not answer, in seconds."""
 _VERSION = 1
 """In the fleet's events and index a model has one version, which stands for all copies."""
 
@@ -88,7 +88,7 @@ class Fleet:
 
     @property
     def events(self) -> EventLog:
-        """Which models the fleet serves; another log after a server began with models of its own."""
+        """Events of the models that the fleet serves; a new log if a server began with models of its own."""
         return self._events
 
     def start(self) -> None:

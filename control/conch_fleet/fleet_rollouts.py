@@ -53,7 +53,7 @@ _WATCHED = frozenset({State.STEP, State.PAUSED, State.BAKING})
 
 
 class FleetModels(Protocol):
-    """What the rollouts need of the fleet."""
+    """The fleet's models as rollouts see them."""
 
     def source(self, model: str) -> ModelSource | None:
         """A model in the repositories as they are now."""
@@ -64,7 +64,7 @@ class FleetModels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Directive:
-    """What holds for a model on one server; `saved` has the declaration only if a call has made it."""
+    """Rollout of a model on one server; `saved` has the declaration only if a call has made it."""
 
     declaration: Declaration
     saved: SavedRollout
@@ -85,10 +85,10 @@ class _Courier:
     """Calls to one server.
 
     Attributes:
-        told: What the server was told of each model, and when; None for what is only known to be managed.
+        told: Rollout sent to the server for each model, and its time; None if only known to be managed.
         woken: The server has changed: its answers are of interest.
         retry_at: Time of the next try after a failure.
-        refusals: Why the server refused what it was told, by model, as logged.
+        refusals: Reasons of the server's refusals, by model, as logged.
     """
 
     agent: RemoteAgent
@@ -210,7 +210,7 @@ class FleetRollouts(RolloutCalls):
         self._direct(model)
 
     def drop(self, model: str) -> None:
-        """Ends the rollout of a model that is gone."""
+        """Ends the rollout of a model that was removed."""
         try:
             self.loop.end(model, "the model is gone")
             self.loop.declare(model, Declaration(), by_call=not self.loop.status(model).from_file)

@@ -130,7 +130,7 @@ class FleetMember:
 
 
 def sight_of(index: Index) -> Sight:
-    """What an index shows of its server."""
+    """State of a server from its index."""
     serving = {model.name: _bytes(model) for model in index.models if _is_served(model)}
     # In modes other than on-demand a model that was never loaded has no reason.
     catalogue = frozenset(model.name for model in index.models if model.versions or model.reason)

@@ -24,7 +24,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a server shows at one moment.
+    """State of a server at one moment, by its index.
 
     Attributes:
         epoch: Life of the server's process.
@@ -120,11 +120,11 @@ class ModelState:
     """State of a wanted model.
 
     Attributes:
-        servers: Where it is placed.
-        problem: Why it has too few servers.
+        servers: Servers that it is placed on.
+        problem: Reason for which it has too few servers.
         bytes: Its memory as last measured.
-        error: Why a server could not load this generation.
-        held: That server won't be able to until the files change.
+        error: Error of a server that could not load this generation.
+        held: True if that server can't load it until the files change.
     """
 
     generation: int

@@ -39,7 +39,7 @@ _RANKS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server has answered, and the state of the files that it was asked for."""
+    """Answer of a server, with the state of the files that the request was for."""
 
     files: str
     number: int
@@ -230,11 +230,11 @@ def _pairs(total: tuple[int, int], now: tuple[int, int], before: tuple[int, int]
 
 
 def resumed(kept: SavedRollout | None, shown: Iterable[SavedRollout]) -> SavedRollout | None:
-    """What a restarted manager goes on from; None for nothing.
+    """Rollout that a restarted manager continues; None if there is none.
 
     Args:
-        kept: What its state directory has.
-        shown: What its servers were told last.
+        kept: The rollout in its state directory.
+        shown: The rollouts last sent to its servers.
     """
     found = [*([] if kept is None else [kept]), *shown]
     if not found:

@@ -19,7 +19,7 @@ EVERYWHERE = None
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model needs.
+    """Demand of a model.
 
     Attributes:
         replicas: Number of servers; `EVERYWHERE` for all that are allowed.
@@ -40,7 +40,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a server offers.
+    """Capacity of a server.
 
     Attributes:
         memory: Bytes for models; None if unlimited.
@@ -125,7 +125,7 @@ class _Placing:
         return sum(name in placed for placed in self._placed.values())
 
     def _refusal(self, name: str, room: Room, present: Mapping[str, set[str]]) -> str:
-        """Why a server can't get a model beside those that are present; empty if it can."""
+        """Reason for which a server can't get a model beside those present; empty if it can."""
         if mismatch := self._mismatch(name, room):
             return mismatch
         if room.memory is None:

@@ -71,7 +71,7 @@ class Roll:
         return self._next(now)
 
     def drop(self, name: str, now: int) -> list[Step]:
-        """A model is gone: all servers are to unload it."""
+        """Removes a model: all servers are to unload it."""
         self._models.pop(name, None)
         self._unload_errors.pop(name, None)
         for server in self._servers.values():
@@ -138,7 +138,7 @@ class Roll:
         return min((at for at in times if at > now), default=None)
 
     def load_result(self, name: str) -> ConchError | bool:
-        """How a roll ended: its error, or True when all servers that can have the model do; else False."""
+        """Result of a roll: its error, or True once all servers that can have the model do; else False."""
         model = self._models.get(name)
         if model is None:
             return True  # dropped meanwhile
@@ -153,7 +153,7 @@ class Roll:
         return all(server.has(name, model.generation) for server in servers)
 
     def unload_result(self, name: str) -> ConchError | bool:
-        """How dropping a model went, as for loads."""
+        """Result of an unload: its error, or True once no server that is up has the model; else False."""
         if name in self._unload_errors:
             return self._unload_errors[name]
         return not any(
@@ -338,7 +338,7 @@ class Roll:
             model.servers, model.problem = servers, problem
 
     def placement(self) -> Placement:
-        """Where the wanted models are to be, with what is known now."""
+        """Places the wanted models on the servers, by their current states."""
         present = [server for server in self._servers.values() if not server.gone]
         return place(
             {name: self._demand(name, model, present) for name, model in self._models.items()},

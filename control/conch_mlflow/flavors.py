@@ -1,4 +1,4 @@
-"""What a version's artifact becomes: files of a version directory, and a config.
+"""Converts a version's artifact to the files of a version directory and a config.
 
 The first flavor that an engine of conch serves decides, unless a tag names one; models of other flavors run
 by ``mlflow.pyfunc`` in a worker. A file ``config.pbtxt`` in the artifact is the config. Accesses no storage
@@ -107,16 +107,16 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class VersionPlan:
-    """What a version is staged from.
+    """Files and config that a version is staged from.
 
     Attributes:
         files: Files by path in the version directory.
         made: Contents of files that conch has made, by path in the version directory.
         shared: Files by path in the model's directory, without the config.
         config: The config file; empty for none.
-        generated: Whether conch has written the config.
-        code: What runs code of the artifact, as a clause; empty if that is still to be seen.
-        problem: Why it can't be served; a clause.
+        generated: True if conch has written the config.
+        code: Part of the artifact that runs code, as a clause; empty if not yet known.
+        problem: Reason for which it can't be served; a clause.
     """
 
     files: Mapping[str, StoredObject] = field(default_factory=dict)
@@ -159,12 +159,12 @@ def _with_signature(plan: VersionPlan, artifact: Artifact) -> VersionPlan:
 
 
 def _is_whole_artifact(path: str) -> bool:
-    """Whether a pyfunc's file, which runs the example by itself."""
+    """True for the file of a pyfunc's artifact, which runs the example by itself."""
     return path == f"artifact/{MLMODEL}"
 
 
 def _code_of(plan: VersionPlan) -> str:
-    """What could run code of the artifact, as a clause; empty if nothing could."""
+    """Part of the artifact or its config that could run code, as a clause; empty if there is none."""
     for path in (*plan.files, *plan.shared):
         if path.endswith(_CODE_SUFFIXES):
             return f"its artifact has code, '{path}'"

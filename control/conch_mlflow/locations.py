@@ -30,7 +30,7 @@ class MlflowLocation:
 
     Attributes:
         text: The location as given, without trailing slashes.
-        secure: Whether it is reached by HTTPS.
+        secure: True if it is reached by HTTPS.
         port: Its port; None for that of the protocol.
         prefix: Path before ``/api``, without a trailing slash.
         aliases: Aliases whose versions are served; empty for all.
@@ -97,12 +97,12 @@ def _wrong(text: str, reason: str) -> InvalidArgumentError:
 
 @dataclass(frozen=True, slots=True)
 class MlflowCredentials:
-    """What a registry is asked with.
+    """Credentials for requests to a registry.
 
     Attributes:
         authorization: Value of the header; empty for none.
-        hidden: What of it no text may hold.
-        verify: Whether the server's certificate is checked.
+        hidden: Secrets in it, which no text may hold.
+        verify: True if the server's certificate is checked.
         ca_file: Certificates to check it with; empty for the system's.
         client_file: The client's certificate and key; empty for none.
     """

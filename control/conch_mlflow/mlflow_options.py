@@ -51,6 +51,6 @@ def _has_registry(settings: Settings) -> bool:
 
 
 def allows_code(options: StorageOptions) -> bool:
-    """Whether models may run code of their own."""
+    """True if models may run code of their own."""
     found = options.kinds.get(NAME)
     return isinstance(found, MlflowSettings) and found.allow_code

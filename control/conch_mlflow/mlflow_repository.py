@@ -89,11 +89,11 @@ class MlflowRepository:
     """An MLflow server; a `Repository`.
 
     Args:
-        location: Where it is.
+        location: Its location.
         environment: Credentials for it.
-        cache: Where files are staged.
+        cache: Cache in which files are staged.
         timeouts: Limits of requests.
-        allow_code: Whether models may run Python code of their own.
+        allow_code: True if models may run Python code of their own.
     """
 
     def __init__(
@@ -405,7 +405,7 @@ class MlflowRepository:
         log.error("model repository '%s': %s", self.location, text)
 
     def _forget(self, registered: Iterable[RegisteredModel], models: Iterable[ModelSource]) -> None:
-        """Drops what is known of versions that are gone."""
+        """Drops the state of versions that were removed."""
         stamps = {(each.name, each.stamp) for each in registered}
         names = {name for name, _ in stamps}
         keys = {
@@ -506,7 +506,7 @@ class MlflowModel:
 
 
 def _difference(newest: bytes, other: bytes, newest_number: int, number: int) -> str:
-    """Why two versions can't be versions of one model; empty if they can."""
+    """Reason for which two versions can't be versions of one model; empty if they can."""
     if newest == other:
         return ""
     first, second = ModelConfig(), ModelConfig()

@@ -31,7 +31,7 @@ class RegistryHttp:
     """HTTP to one server.
 
     Args:
-        location: Where it is.
+        location: Its location.
         headers: Sent with each request.
         context: For TLS; None for none.
         silence_s: Longest silence of the server.

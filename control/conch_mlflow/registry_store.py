@@ -206,7 +206,7 @@ class RegistryStore:
             raise OSError(f"artifacts '{root}': {error.message}") from None
 
     async def _run(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Runs work on a thread; `undo` takes the result if the caller has gone meanwhile."""
+        """Runs work on a thread; `undo` takes the result if the caller was cancelled meanwhile."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(future)
@@ -268,7 +268,7 @@ def generated(digest: str, size: int) -> StoredObject:
 
 
 def _target(path: str) -> str:
-    """What to ask the server for."""
+    """Path and query of a request for a file."""
     if path.startswith(_ARTIFACTS):
         return f"{_PROXY}/{quote(path.removeprefix(_ARTIFACTS))}"
     name, version, _, file = path.removeprefix(_VERSION).split("/", 3)

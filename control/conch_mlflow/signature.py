@@ -49,7 +49,7 @@ class Tensor:
         datatype: As in a config, without ``TYPE_``.
         dims: The whole shape, with the batch.
         kind: MLflow's type of a column; empty for a tensor.
-        named: Whether the signature has the name.
+        named: True if the signature has the name.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def column(self) -> bool:
-        """Whether it is a column of a table."""
+        """True if it is a column of a table."""
         return bool(self.kind)
 
 

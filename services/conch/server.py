@@ -112,7 +112,7 @@ class Server:
         """Drains, finishes open requests within the exit timeout, unloads; also cancels a start.
 
         Returns:
-            Whether all open requests were finished in time.
+            True if all open requests were finished in time.
         """
         return self._lifecycle.stop()
 

@@ -57,10 +57,10 @@ from conch_control.repository.source import Repository
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a server is made of.
+    """Components of a server.
 
     Attributes:
-        context: What its parts use, and the parts.
+        context: The parts, and the objects that they share.
         policy: Rereads the access policy; None without one.
         planner: Loads and unloads models as their repositories change; None unless the server follows them.
     """

@@ -170,7 +170,7 @@ class Lifecycle:
             self._waiting.wait(_SEQUENCE_INTERVAL_S)
 
     def _close(self, end: float) -> bool:
-        """Ends all parts, unloads the models and closes what is left; returns whether all ended in time."""
+        """Ends all parts, unloads the models and closes what is left; True if all ended in time."""
         context = self._context
         ended = self._together(lambda part, left_s: part.drain(left_s), end)
         ended = self._together(lambda part, left_s: part.disconnect(left_s), end) and ended

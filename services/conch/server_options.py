@@ -102,20 +102,20 @@ class ServerOptions:
 
     Attributes:
         server_id: Name in the metadata.
-        exit_on_error: Whether a model that fails at the start ends the server.
-        strict_readiness: Whether ready means that all models are ready.
+        exit_on_error: True if a model that fails at the start ends the server.
+        strict_readiness: True if ready means that all models are ready.
         drain_delay_s: Seconds of further service after a stop was requested.
         exit_timeout_s: Seconds that open requests may take after the server stops accepting new ones.
-        listen_while_loading: Whether to listen before the startup models are loaded.
+        listen_while_loading: True to listen before the startup models are loaded.
         front_ends: Number of front processes; with 0 the connections are the server's own.
-        allow_client_shm: Whether clients may register shared memory.
+        allow_client_shm: True if clients may register shared memory.
         min_compute_capability: Least compute capability of the GPUs used.
         config_file: The file that settings were read from.
         access_policy: The policy file; None for no policy.
-        allow_model_control: Whether clients of the inference ports may load and unload models.
-        exit_without_repository: Whether a repository that can't be read at the start ends the server.
+        allow_model_control: True if clients of the inference ports may load and unload models.
+        exit_without_repository: True if a repository that can't be read at the start ends the server.
         cache: Settings by name of the response cache; empty for none.
-        tracing: What is traced.
+        tracing: Settings of tracing.
     """
 
     GROUP: ClassVar = "server"
@@ -184,11 +184,11 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a port opens to which clients, for the sentence in log and banner.
+    """Function that a port opens to clients, for the sentence in log and banner.
 
     Attributes:
-        what: What is open, such as ``inference``.
-        clients: Who may use it, such as ``all clients``.
+        what: The function, such as ``inference``.
+        clients: Clients that may use it, such as ``all clients``.
         port: Name of the port; empty where `what` says it.
     """
 
@@ -201,9 +201,9 @@ class AddOnOptions:
     """Options of an add-on's part; a part that is off has none.
 
     Attributes:
-        keeps_latencies: Whether it reads histograms of latencies.
-        keeps_traces: Whether it reads the newest traces.
-        for_clients: Whether its ports are for requests to models.
+        keeps_latencies: True if it reads histograms of latencies.
+        keeps_traces: True if it reads the newest traces.
+        for_clients: True if its ports are for requests to models.
     """
 
     for_clients: ClassVar[bool] = False
@@ -212,7 +212,7 @@ class AddOnOptions:
 
     @property
     def mutual(self) -> bool:
-        """Whether the part asks clients for certificates."""
+        """True if the part requires certificates of clients."""
         return False
 
     @property
@@ -221,7 +221,7 @@ class AddOnOptions:
         return ()
 
     def openings(self, options: PartOptions) -> Sequence[Opening]:
-        """What the part opens to which clients."""
+        """Functions that the part opens, with their clients."""
         return ()
 
 
@@ -302,12 +302,12 @@ class AddOnSettings:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What an add-on found out about the place where the server runs.
+    """Findings of an add-on about the place where the server runs.
 
     Attributes:
         title: Name of the place, such as ``SageMaker``.
         defaults: Defaults by key of the setting: texts, and their reason.
-        notes: What operators should know.
+        notes: Facts for operators.
         warnings: Variables without effect.
     """
 

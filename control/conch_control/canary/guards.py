@@ -103,7 +103,7 @@ def judge(guard: Guard, step: Window, recent: Window | None = None) -> Verdict:
 
 
 def traffic_note(guard: Guard, weight: int, per_second: float, least_ns: int) -> str:
-    """How long the traffic takes for a verdict, if that is longer than the step; else empty.
+    """Time that the traffic takes for a verdict, as a sentence, if longer than the step; else empty.
 
     Args:
         guard: The limits.

@@ -10,7 +10,7 @@ _ANY = -1
 
 
 def interface_differences(stable: ModelSpec, candidate: ModelSpec) -> tuple[str, ...]:
-    """Why clients of the stable version can't use the candidate, one sentence for each reason.
+    """Reasons for which clients of the stable version can't use the candidate, one sentence each.
 
     Optional inputs and outputs that only the candidate has are no reason.
     """

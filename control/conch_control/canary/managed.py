@@ -1,4 +1,4 @@
-"""What the manager of a fleet's rollout tells a server, and what the server answers."""
+"""Messages between the manager of a fleet's rollout and a server: orders and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ManagedVersion:
     Attributes:
         ready: It takes requests.
         current: It takes requests, and was loaded from the files that the repository has.
-        failure: Why its last load failed; empty if it did not.
+        failure: Error of its last load; empty if that did not fail.
         since: Time of its last transition.
         differences: Ways in which its interface differs from stable's; None while not compared.
         counts: Requests of clients since it was loaded.

@@ -32,7 +32,7 @@ class ManagedPlan(RolloutPlan):
 
     Attributes:
         manager: Name of the process that runs the rollout.
-        alarm: Why the candidate was left; empty if it was not.
+        alarm: Reason for which the candidate was left; empty if it was not.
         given: The manager's progress.
     """
 
@@ -180,5 +180,5 @@ class ManagedPlan(RolloutPlan):
 
 
 def _window_of(progress: Progress) -> tuple[object, ...]:
-    """What has another value in another window of counters."""
+    """Key of a window of counters: two windows differ in one of these values."""
     return progress.number, progress.state, progress.step, progress.weight, progress.stable

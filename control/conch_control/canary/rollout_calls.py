@@ -43,11 +43,11 @@ class RolloutCalls(ABC):
         """A call's declaration with the labels of the model's repository, if that has some."""
 
     def _shadow_report(self, model: str) -> Mapping[str, Any]:
-        """Of the model's newest shadow; empty without one."""
+        """Report of the model's newest shadow; empty without one."""
         return {}
 
     def _managed_state(self, model: str) -> str:
-        """What the manager of a rollout has said of it; empty without one."""
+        """State of the rollout as its manager reports it, in JSON; empty without a manager."""
         return ""
 
     def rollout(self, name: str) -> RolloutReport:

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class OnInconclusive(Enum):
-    """What ends a step whose traffic allows no verdict."""
+    """Action at the end of a step whose traffic allows no verdict."""
 
     PAUSE = "pause"
     ABORT = "abort"
@@ -102,7 +102,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """How outputs of a shadow pair are compared.
+    """Rules by which the outputs of a shadow pair are compared.
 
     Attributes:
         atol: Absolute tolerance of floats.
@@ -135,13 +135,13 @@ class Rollout:
     Attributes:
         candidate: A version, or `NEWEST`.
         steps: The steps before all traffic moves; empty with a split.
-        sticky: What gives a request its side, first that it has: ``sequence``, ``principal``,
-            ``header:NAME``.
+        sticky: Attributes that give a request its side, by the first that it has: ``sequence``,
+            ``principal``, ``header:NAME``.
         match: Requests that always get the candidate: ``header:NAME=VALUE``, ``principal:PATTERN``.
         group: Models of one group give one key the same side; empty for the model alone.
-        keep_ns: How long the old version stays loaded after promotion.
+        keep_ns: Time for which the old version stays loaded after promotion.
         split: Versions with their shares of `WHOLE`, stable first, until the file changes; empty for none.
-        override: Whether a request may choose its version by ``conch-version``.
+        override: True if a request may choose its version by ``conch-version``.
     """
 
     candidate: int | str = NEWEST
@@ -233,7 +233,7 @@ def check_declaration(content: object, place: str) -> tuple[Declaration, list[Pr
 def declaration_doubts(
     declaration: Declaration, place: str, versions: Collection[int], group: Mapping[str, Rollout]
 ) -> Iterator[Problem]:
-    """What is allowed, and probably a mistake.
+    """Warnings about settings that are allowed, and probably mistakes.
 
     Args:
         declaration: A declaration without problems.

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class CanaryServer(Protocol):
-    """What rollouts need of the server; called on the loop's thread only."""
+    """The server as rollouts see it; called on the loop's thread only."""
 
     @property
     def events(self) -> EventLog:
@@ -102,9 +102,9 @@ class RolloutStatus:
     Attributes:
         verdict: The last verdict on the current window; None for none.
         seconds: Age of the state, or of its window.
-        note: What the traffic allows, if it is too little for the step; else empty.
+        note: A sentence if the traffic is too low for the step; else empty.
         window: Counters of the window.
-        split: Of a split, the counters of its versions since they were loaded.
+        split: Counters of a split's versions since they were loaded.
         history: Transitions, oldest first.
         managed_by: The process that runs it for a fleet; empty for this one.
     """
@@ -148,7 +148,7 @@ class RolloutLoop:
     """Runs the rollouts of one server; any thread may call it but its own.
 
     Attributes:
-        selections: What to load and not to load, by model; replaced, never changed.
+        selections: Versions to load and not to load, by model; replaced, never changed.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class RolloutLoop:
 
     @property
     def kept(self) -> Mapping[str, SavedRollout]:
-        """What the state directory has of models without a declaration."""
+        """Saved rollouts, in the state directory, of models without a declaration."""
         return self._kept
 
     def declared(self, model: str) -> tuple[Declaration, bool, Progress] | None:

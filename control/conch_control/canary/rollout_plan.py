@@ -650,7 +650,7 @@ class RolloutPlan:
             self._enter(State.ABORTING, progress.reason, progress.called)
 
     def _trouble(self, version: int) -> str:
-        """Why a version that is under test must leave; empty if it may stay."""
+        """Reason for which a version under test must leave; empty if it may stay."""
         sight = self._sight(version)
         if self._failed(version) and not sight.serves:
             return f"version {version} could not be loaded: {sight.failure}"

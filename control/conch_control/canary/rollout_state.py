@@ -1,4 +1,4 @@
-"""What plans of rollouts take in, keep and give out.
+"""Data of the plans of rollouts: inputs, saved progress and actions.
 
 Inputs: `VersionSight`, `Call`. Kept over restarts: `Progress`. Outputs: the actions, and `Note`.
 """
@@ -34,7 +34,7 @@ LIVE = frozenset({State.LOADING, State.STEP, State.PAUSED})
 
 
 class Call(Enum):
-    """What an operator may ask for."""
+    """Call of an operator that changes a rollout."""
 
     START = "start"
     PAUSE = "pause"
@@ -53,11 +53,11 @@ class VersionSight:
     Attributes:
         files: Digest of its files in the repository; empty if it has none.
         serves: Digest of the files that the ready copy was loaded from; empty if none is ready.
-        failure: Why its last load failed; empty if it did not.
+        failure: Error of its last load; empty if that did not fail.
         since: Time of its last transition.
         backs_off: Its workers fail again and again.
         differences: Ways in which its interface differs from stable's; None while not compared.
-        alarm: Why a server of the fleet has left it by itself; empty if none has.
+        alarm: Reason for which a server of the fleet has left it by itself; empty if none has.
     """
 
     files: str = ""
@@ -89,7 +89,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a restart must know.
+    """Progress of a model's rollout, saved for restarts.
 
     Attributes:
         number: Number of the newest rollout, which names it and its salt; 0 before the first.
@@ -100,12 +100,12 @@ class Progress:
         step: Current step, from 0.
         weight: The candidate's share, of `WHOLE`.
         shadow: Share of mirrored requests, of `WHOLE`.
-        reason: Why the state was entered.
+        reason: Reason for which the state was entered.
         called: A call led to the state.
         refused: Versions held out, oldest first.
         declared: Digest of the table ``[rollout]`` that this belongs to; empty for none.
         declared_stable: The label ``stable`` that was followed last.
-        places: Of a split, see `split_places`; empty otherwise.
+        places: Places of a split, see `split_places`; empty otherwise.
     """
 
     state: State = State.IDLE
@@ -142,7 +142,7 @@ class Transition:
         seconds: Unix time.
         number: Number of the rollout.
         weight: The candidate's share, of `WHOLE`.
-        reason: Why; empty for what follows from the declaration.
+        reason: Its reason; empty if it follows from the declaration.
         called: By a call.
     """
 
@@ -174,13 +174,13 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Where requests without a version go.
+    """Division of the requests without a version.
 
     Attributes:
         weight: The candidate's share, of `WHOLE`.
         shadow_percent: Percent of the requests that the candidate gets a copy of.
         salt: Key of the hash that gives each user a side.
-        places: Of a split, instead of the weight; stable has those of versions that can't serve.
+        places: Places of a split, instead of the weight; stable has those of versions that can't serve.
         rollout: Number of the rollout; 0 if stable gets all.
     """
 

@@ -29,7 +29,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class SavedRollout:
-    """What is kept of a model: its progress, its declaration if that came by a call, and its history."""
+    """Saved rollout of a model: progress, history, and the declaration if that came by a call."""
 
     progress: Progress
     declaration: Declaration | None = None
@@ -48,7 +48,7 @@ class StateDirectory:
         make_state_directory(path)
 
     def read(self) -> dict[str, SavedRollout]:
-        """What is kept of each model; removes temporary files that a crash has left."""
+        """Reads the saved rollout of each model; removes temporary files that a crash has left."""
         found = {}
         for path in sorted(self.path.iterdir()):
             if path.name.endswith(f".json{TEMPORARY}"):
@@ -69,12 +69,12 @@ class StateDirectory:
         return found
 
     def write(self, model: str, saved: SavedRollout) -> None:
-        """Writes what is kept of a model. Raises OSError: it can't be written; the former content stays."""
+        """Writes a model's saved rollout. Raises OSError: it can't be written; the former content stays."""
         content = json.dumps(encoded(model, saved), indent=1)
         write_state_file(self.path / file_name(model), content)
 
     def remove(self, model: str) -> None:
-        """Removes what is kept of a model, if anything. Raises OSError: it can't be removed."""
+        """Removes a model's saved rollout, if any. Raises OSError: it can't be removed."""
         (self.path / file_name(model)).unlink(missing_ok=True)
         sync_directory(self.path)
 

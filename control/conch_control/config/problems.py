@@ -26,8 +26,8 @@ class Problem:
     Attributes:
         path: Field path, such as ``input[1].dims[0]``, also of a missing field; empty for the whole config.
         message: The problem, as a failing load reports it to clients.
-        expected: What belongs there, if the message does not tell.
-        found: What is there; empty for the value at the path.
+        expected: The valid value, if the message does not name it.
+        found: The value found; empty for the one at the path.
         nearest: A similar valid name, if any.
         kind: Error class of a failing load.
     """

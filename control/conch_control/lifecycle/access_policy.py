@@ -1,4 +1,4 @@
-"""What clients and models may ask of the agent."""
+"""Applies control mode and access rules to the agent's callers: clients and models."""
 
 from __future__ import annotations
 

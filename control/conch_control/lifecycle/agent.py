@@ -65,7 +65,7 @@ class Agent:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
         canary: Labels and rollouts.
-        residency: Which models are in memory; None but in on-demand mode.
+        residency: Loads and evicts models on demand; None in other modes.
         draining: The server drains or stops.
 
     Raises:

@@ -36,7 +36,7 @@ class VersionDigests:
 
     @classmethod
     def of(cls, state: Fingerprint) -> VersionDigests:
-        """Of a repository's fingerprint, without what is not loaded."""
+        """Digests of a repository's fingerprint, without files that are not loaded."""
         return cls(without_rollout(split_markers(state)[0]))
 
     @property

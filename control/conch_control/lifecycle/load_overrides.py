@@ -29,7 +29,7 @@ class Overrides:
     """The overrides of a load request: a config in JSON, and contents by path as the client wrote it.
 
     Attributes:
-        pin: Whether the model stays in memory until it is unloaded.
+        pin: True if the model stays in memory until it is unloaded.
     """
 
     config: str | None = None

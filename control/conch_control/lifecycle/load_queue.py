@@ -50,9 +50,9 @@ class QueuedLoad:
         scanned_ticket: Ticket taken before the files were scanned.
         state: Fingerprint of the scan, later of the staged files; None for a refresh.
         override: Config in JSON that replaces the file, if any.
-        stopped: Why the load must stop; set only under the queue's lock.
+        stopped: Reason for which the load must stop; set only under the queue's lock.
         finished: True once no part of it runs.
-        error: How it ended; None if it has succeeded.
+        error: Error with which it ended; None if it has succeeded.
     """
 
     name: str

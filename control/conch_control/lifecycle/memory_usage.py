@@ -84,7 +84,7 @@ class ReleasePace:
         self._left = 0
 
     def due(self, taken: int | None) -> bool:
-        """Whether to release memory after an unload.
+        """True if memory is to be released after an unload.
 
         Args:
             taken: Memory that the model has taken; None if unknown.

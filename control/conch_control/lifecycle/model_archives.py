@@ -115,7 +115,7 @@ class ModelArchives:
             timeout_s: Time to wait for requests in flight.
 
         Returns:
-            Whether all have left memory in time.
+            True if all have left memory in time.
         """
         archive = self._archives.get(model)
         if archive is None:

@@ -1,4 +1,4 @@
-"""What index, status and description of models say: read from a scan, the registry and the version states.
+"""Index, status and description of models, from a scan, the registry and the version states.
 
 Nothing here accesses storage. Threads: any.
 """

@@ -55,7 +55,7 @@ _EXITING = "Server exiting"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loaded:
-    """What a model was loaded from, with its files."""
+    """Origin of a loaded model, and the lease of its files."""
 
     origin: Origin
     lease: Lease
@@ -117,7 +117,7 @@ class ModelLifecycle:
         self.observer: LoadObserver | None = None
 
     def origin(self, name: str) -> Origin | None:
-        """What a model was loaded from; None if it is not loaded."""
+        """Origin of a loaded model; None if the model is not loaded."""
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.origin
 

@@ -1,4 +1,4 @@
-"""What residency on demand has the lifecycle do."""
+"""Loads and evictions for residency, carried out by `ModelLifecycle`."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Rollouts(RolloutCalls):
         source: Finds a model in the repositories as they are now.
         residency: Keeps models of rollouts in memory; None but in on-demand mode.
         shadows: Shadows of the server.
-        state_directory: Of the server; None to forget progress with the process.
+        state_directory: State directory of the server; None to forget progress with the process.
 
     Attributes:
         events: The server's event log.

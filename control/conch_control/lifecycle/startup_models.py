@@ -1,4 +1,4 @@
-"""Which models a server loads at its start, and how it reports one that fails."""
+"""Selects the models that a server loads at its start, and reports those that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load does with each version, and what becomes of the statuses when it ends. Pure.
+"""Actions of a load for each version, and the statuses of the versions after its end. Pure.
 
 `diff_versions` compares the loaded definition with the new one, version by version: keep, resize the
 instance pool, or load again. `on_success` and `on_failure` turn the result of a load into state transitions.
@@ -25,7 +25,7 @@ from conch_control.version_phase import Phase
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a model was, or is to be, loaded from; `override` if a load request replaced the config file."""
+    """Source and files of a loaded model or a load; `override` if a load request replaced the config."""
 
     location: str
     state: Fingerprint
@@ -34,7 +34,7 @@ class Origin:
 
 
 class VersionAction(Enum):
-    """What a load does with a version that serves and stays selected."""
+    """Action of a load for a version that serves and stays selected."""
 
     KEEP = "keep"
     RESIZE = "resize"

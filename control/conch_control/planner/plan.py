@@ -1,4 +1,4 @@
-"""What to load and unload: a pure state machine without threads, clock or storage.
+"""Plan of loads and unloads: a pure state machine without threads, clock or storage.
 
 Inputs are snapshots of the repositories, ends of operations, passed time and changes by others, each with
 its time. The output is operations to start. States of one model:
@@ -29,7 +29,7 @@ from conch_control.repository.layout import Fingerprint, changed_paths, is_incom
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
 BESIDE = "labels or rollout"
-"""What has changed where no file has."""
+"""Changes without a changed file, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FoundModel:
         fingerprint: State of its files, without markers.
         markers: State of its marker files.
         parts: Composing models, for an ensemble.
-        beside: What the repository says of the model besides its files; see `Labelled` and `Declared`.
+        beside: Settings of the model in the repository besides its files; see `Labelled` and `Declared`.
     """
 
     fingerprint: Fingerprint
@@ -84,7 +84,7 @@ class Operation:
 
 
 class Outcome(Enum):
-    """How an operation ended."""
+    """Result of an operation."""
 
     DONE = "done"
     FAILED = "failed"
@@ -363,7 +363,7 @@ class Plan:
 
 
 def _changes(done: FoundModel | _Unknown | None, found: FoundModel | None) -> tuple[str, ...]:
-    """What differs, as far as it is known."""
+    """Changed paths, or `BESIDE`; empty for a new or removed model, or one of unknown state."""
     if not isinstance(done, FoundModel) or found is None:
         return ()
     return changed_paths(done.fingerprint, found.fingerprint) or (BESIDE,)

@@ -31,7 +31,7 @@ _EVERYTHING = ""
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """What a directory entry is watched for.
+    """Owner of a watch on a directory entry.
 
     Attributes:
         kind: ``model``; ``link``, a link that may lead to a model; ``root``, a repository; ``way``, a link on

@@ -42,7 +42,7 @@ class ControlPortOptions:
         port: Port to listen on; ignored for a Unix socket.
         tls: TLS, or None for plain text.
         token: A token that callers must send; None for none.
-        policy: Whether an access policy says who may call.
+        policy: True if an access policy decides about the callers.
     """
 
     address: str = DEFAULT_ADDRESS

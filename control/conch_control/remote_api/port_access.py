@@ -1,4 +1,4 @@
-"""Who may what on the control port: without an access policy every caller, with one its principals.
+"""Access to the control port: without an access policy for every caller, with one for its principals.
 
 The token of the port, where there is one, stays valid beside a policy and gives all roles. Threads and locks:
 any thread.
@@ -41,7 +41,7 @@ def control_guard(access: Access | None, token: str | None) -> AccessGuard:
 
 
 class CallAccess:
-    """What the caller of one call may do; made before the call's message is received.
+    """Rights of the caller of one call; made before the call's message is received.
 
     Attributes:
         principal: The caller's name in the access policy; empty without one, and for the port's own token.
@@ -66,7 +66,7 @@ class CallAccess:
         self._guard.check(self._peer, self._grant, self._roles, self._action, model)
 
     def sees(self, model: str) -> bool:
-        """Whether it may see a model."""
+        """True if it may see a model."""
         return self._grant.principal.allows(self._roles, model)
 
     @contextmanager

@@ -34,7 +34,7 @@ _SUFFIXES = {
 
 
 class LayoutKind(Enum):
-    """What a directory is."""
+    """Kind of a directory's content."""
 
     REPOSITORY = "a repository of models"
     MODEL = "the directory of one model"
@@ -43,7 +43,7 @@ class LayoutKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryLayout:
-    """What a path holds.
+    """Models or files at a path.
 
     Attributes:
         directory: The directory; of a file, the one it is in.

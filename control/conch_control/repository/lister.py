@@ -225,6 +225,6 @@ class Lister:
 
 
 def reason_of(repository: Repository, error: ConchError | OSError) -> str:
-    """Why a repository is unreadable, without its name."""
+    """Reason for which a repository is unreadable, without its name."""
     text = error.message if isinstance(error, ConchError) else str(error)
     return text.removeprefix(f"model repository '{repository.location}': ")

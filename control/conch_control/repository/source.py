@@ -136,7 +136,7 @@ class Repository(Protocol):
 
 
 DUPLICATE = "model appears in two or more repositories"
-"""Why a model of `Scan.duplicates` can't be loaded."""
+"""Reason for which a model of `Scan.duplicates` can't be loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Memory:
-    """What is remembered of a model that was asked for.
+    """Measurements and last load of a model that was requested.
 
     Attributes:
         size: Its measured memory; None if it was never measured.
@@ -92,7 +92,7 @@ class Catalogue:
         return len(self.scan.models)
 
     def replace(self, scan: Scan, now: int) -> None:
-        """Takes a new listing; forgets models that are gone, unless a repository can't be read."""
+        """Takes a new listing; forgets models that are not in it, unless a repository can't be read."""
         self.scan, self._scanned_ns, self._rescan = scan, now, False
         if not scan.unreadable:
             self._memories = {name: each for name, each in self._memories.items() if name in self}
@@ -134,7 +134,7 @@ class Catalogue:
             memory.size = size
 
     def sizes(self) -> dict[str, SavedModel]:
-        """What a restart shall know of the models that were measured."""
+        """Sizes, digests and load times of the measured models, to save for a restart."""
         return {
             name: SavedModel(memory.digest, memory.size, memory.load_ns)
             for name, memory in self._memories.items()

@@ -17,9 +17,9 @@ class Waiter:
     Attributes:
         then: Called once with None if the model is in memory, else with the error.
         size: Bytes that it holds.
-        ends_ns: When it gives up.
+        ends_ns: Monotonic time at which it times out.
         priority: Its priority level; 0 for none.
-        own_deadline: True if it gives up by its own deadline.
+        own_deadline: True if it times out by its own deadline.
     """
 
     then: Callable[[ConchError | None], None]
@@ -63,7 +63,7 @@ class ColdQueue:
         return sorted(self._wanted, key=lambda name: (self._wanted[name].priority, self._wanted[name].number))
 
     def waiting(self, name: str) -> int:
-        """How many requests wait for a model."""
+        """Number of requests that wait for a model."""
         return len(self._wanted[name].waiters) if name in self._wanted else 0
 
     def want(self, name: str) -> bool:
@@ -111,7 +111,7 @@ class ColdQueue:
         return [] if wanted is None else list(wanted.waiters.values())
 
     def expire(self, now: int) -> list[tuple[str, Waiter]]:
-        """Removes the requests that give up; returns them with their models."""
+        """Removes the requests that time out; returns them with their models."""
         found = [
             (name, key, waiter)
             for name, wanted in self._wanted.items()
@@ -123,6 +123,6 @@ class ColdQueue:
         return [(name, waiter) for name, _, waiter in found]
 
     def next_end_ns(self) -> int | None:
-        """When the next request gives up; None if none waits."""
+        """Monotonic time at which the next request times out; None if none waits."""
         ends = [waiter.ends_ns for wanted in self._wanted.values() for waiter in wanted.waiters.values()]
         return min(ends, default=None)

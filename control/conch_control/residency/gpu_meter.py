@@ -54,7 +54,7 @@ class GpuMeter:
         """Memory that a load has taken on each device; None where that is not known.
 
         Args:
-            measurement: What `begin` has returned.
+            measurement: The measurement that `begin` has returned.
             workers: Process ids of the model's workers.
         """
         with self._lock:

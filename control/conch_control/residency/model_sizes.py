@@ -36,10 +36,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ResidencyParameters:
-    """What a model's config says about its residency.
+    """Residency parameters of a model's config.
 
     Attributes:
-        pinned: Whether it stays from its first load on.
+        pinned: True if it stays from its first load on.
         idle_ns: Time without use after which it is evicted, 0 for never; None for the server's.
         bytes: Its memory; None if it is to be estimated.
         gpu_bytes: Its memory on each GPU that it uses; None if it is to be estimated.
@@ -108,7 +108,7 @@ def estimate(state: Fingerprint, config: ModelConfig) -> int:
 
 
 def gpu_copies(state: Fingerprint, config: ModelConfig, devices: Devices) -> Mapping[int, int]:
-    """How often a model has its memory on each GPU: once, or in each worker."""
+    """Number of copies of a model's memory on each GPU: one, or one for each worker."""
     has_workers = _has_workers(state, config)
     copies: Counter[int] = Counter()
     try:

@@ -112,7 +112,7 @@ Errors = Mapping[str, Exception]
 
 
 class Loads(Protocol):
-    """What residency has done."""
+    """Loads and evictions that residency starts."""
 
     def load(self, name: str, scan: Scan) -> Errors:
         """Loads a model after the models that it is composed of, and returns when it is ready or failed."""
@@ -132,7 +132,7 @@ class Loads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What is known of a wanted model before its load.
+    """Composing models, sizes and files of a wanted model and its parts, before its load.
 
     Attributes:
         parts: Models that each of the models is composed of, directly or not.
@@ -160,7 +160,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the last look has found of a resident model."""
+    """State of a resident model at the last look."""
 
     uses: int = 0
     first_uses: int = 0
@@ -188,7 +188,7 @@ class _Usage:
     leaving: dict[Holding, tuple[Servable, ...]] = field(default_factory=dict)
 
     def is_busy(self, holding: Holding) -> bool:
-        """Whether a holding has requests or live sequences, or came into memory since.
+        """True if a holding has requests or live sequences, or came into memory since.
 
         The eviction of a model with a sequence, or with a request that calls another model, would wait for
         its end, and what is to happen before that may need the memory.
@@ -208,7 +208,7 @@ class _Pins:
     held: dict[str, set[str]] = field(default_factory=dict)
 
     def reason(self, name: str) -> str:
-        """Why a model stays, for an error; empty if it is not pinned."""
+        """Reason for which a model stays in memory, for an error; empty if nothing holds it."""
         if name in self.by_calls or name in self.by_configs:
             return "pinned"
         return ", ".join(sorted(self.held.get(name, ())))
@@ -220,7 +220,7 @@ class Residency:
     Args:
         options: Settings.
         registry: The models in memory.
-        repositories: Where the models are.
+        repositories: The repositories of the models.
         loads: Loads and evicts.
         clock: Monotonic time in nanoseconds.
         gpu_memory: Reads the memory of GPUs; needed if some have a budget.
@@ -402,7 +402,7 @@ class Residency:
         Args:
             name: The model.
             run: Loads it.
-            pin: Whether the model stays until it is unloaded.
+            pin: True if the model stays until it is unloaded.
 
         Raises:
             ConchError: There is no room, or the server stops.
@@ -956,9 +956,9 @@ class Residency:
 
         Args:
             name: The model.
-            estimated: What counts where a measurement is missing.
+            estimated: Size that counts where a measurement is missing.
             pids: Its worker processes.
-            taken: What the load has taken on the GPUs; None where that is not known.
+            taken: Bytes that the load has taken on each GPU; None where that is not known.
         """
         workers = Room(memory_of(pids), gpus=self._gpus.of_workers(pids))
         grown = self._loads.host_bytes(name)
@@ -1043,7 +1043,7 @@ def _uses_of(models: Iterable[Servable]) -> int:
 
 
 def _parameters_of(models: Iterable[Servable]) -> ResidencyParameters:
-    """What the config of a loaded model says; that of its newest version."""
+    """Residency parameters of a loaded model, from the config of its newest version."""
     newest = max(models, key=lambda model: model.spec.version)
     try:
         return read_parameters(newest.spec.name, newest.spec.parameters)

@@ -60,7 +60,7 @@ class HoldingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the models may take, and how long they stay.
+    """Limits of the models in memory, and times for which they stay.
 
     Attributes:
         budget: Memory, number of models, and memory of GPUs.
@@ -136,7 +136,7 @@ class _Uses:
 
 
 Busy = Callable[[Holding], bool]
-"""Whether a holding, resident or being unloaded, has requests or live sequences."""
+"""True if a holding, resident or being unloaded, has requests or live sequences."""
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class Plan:
 
     @property
     def total(self) -> Room:
-        """What all holdings count."""
+        """Sum of the sizes of all holdings."""
         return self._total
 
     @property
@@ -226,7 +226,7 @@ class Plan:
             needs: Room of each model that the load brings into memory; none of them has a `holding`.
             keeps: Models in memory that it needs.
             now: The time.
-            busy: Whether a resident model can't be evicted now, or one that is being unloaded goes later.
+            busy: True if a resident model can't be evicted now, or one that is being unloaded goes later.
         """
         wanted = _Job(needs, frozenset({job, *keeps}))
         held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
@@ -270,7 +270,7 @@ class Plan:
             sizes: Measured room of each model that it has brought into memory; none if it failed.
             parts: Models that these are composed of.
             now: The time.
-            oldest: Whether they go before all others.
+            oldest: True if they go before all others.
         """
         for name in self._loads.pop(job).needs.keys() - sizes.keys():
             self._remove(self._current.pop(name))

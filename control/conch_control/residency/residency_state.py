@@ -1,4 +1,4 @@
-"""What a restart knows of the models: measured sizes, and which ones were in memory.
+"""Saved state of residency for restarts: measured sizes, and the models that were in memory.
 
 One JSON file in the state directory. A file that can't be read is logged and ignored.
 """
@@ -66,7 +66,7 @@ class ResidencyFile:
         self._gpus = gpus
 
     def read(self) -> SavedResidency:
-        """What the last run has kept; nothing without a file."""
+        """Reads the saved state of the last run; empty without a file."""
         self._path.with_name(_FILE + TEMPORARY).unlink(missing_ok=True)
         try:
             return self._decoded(json.loads(self._path.read_bytes()))

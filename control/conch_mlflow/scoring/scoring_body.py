@@ -33,8 +33,8 @@ class Table:
 
     Attributes:
         columns: Values of each column, all of one length, in order.
-        named: Whether the body names the columns; else they are numbered.
-        texts: Whether all values are texts, which stand for values of the columns' types; empty for missing.
+        named: True if the body names the columns; else they are numbered.
+        texts: True if all values are texts, which stand for values of the columns' types; empty for missing.
     """
 
     columns: Mapping[str, list[Any]]

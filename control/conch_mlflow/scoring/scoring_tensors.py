@@ -118,7 +118,7 @@ def predictions(outputs: Sequence[Tensor], signature: Signature) -> bytes:
 
 
 def _entries(outputs: Sequence[Tensor], signature: Signature) -> dict[str, Entry]:
-    """What the signature says of outputs, by their names; those of an engine may have others."""
+    """The signature's entries for outputs, by the outputs' names, which an engine may have changed."""
     declared = {each.name: each for each in signature.outputs}
     names = [each.name for each in outputs]
     if declared.keys() == set(names):
@@ -133,7 +133,7 @@ def _by_name(data: Any) -> Mapping[str, Any] | None:
 
 
 def _matrix(data: Any, by_name: Mapping[str, Any] | None, signature: Signature, rule: TensorSpec) -> Any:
-    """What the only input of a model gets, whose name the request does not have."""
+    """Array for a model's only input, whose name the request does not have."""
     if not isinstance(data, Table) and by_name is None:
         return _array(rule, data)
     columns = data.columns if isinstance(data, Table) else data

@@ -44,7 +44,7 @@ class BoundClass(UploadedModel):
 
     @property
     def location(self) -> str:
-        """Where the model comes from, for messages."""
+        """Source of the model, for messages."""
         return "bound class"
 
 

@@ -49,8 +49,8 @@ class Url:
     """Address of a server.
 
     Attributes:
-        grpc: Whether the protocol is gRPC.
-        tls: Whether it uses TLS.
+        grpc: True if the protocol is gRPC.
+        tls: True if it uses TLS.
         address: Host and port.
     """
 
@@ -188,7 +188,7 @@ class ClientBase:
     """
 
     _aio: ClassVar[bool] = False
-    """Whether it uses tritonclient's asyncio client."""
+    """True if it uses tritonclient's asyncio client."""
 
     def __init__(
         self,

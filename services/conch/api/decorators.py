@@ -175,8 +175,8 @@ def first_value(*names: str, scalars: bool = True, strict: bool = True) -> Calla
 
     Args:
         names: The inputs; missing ones are skipped.
-        scalars: Whether arrays of one element are passed as that element.
-        strict: Whether differing rows are an error; below `group_by_values` they do not differ.
+        scalars: True if arrays of one element are passed as that element.
+        strict: True if differing rows are an error; below `group_by_values` they do not differ.
     """
     if not names:
         raise TypeError("first_value: name at least one input")

@@ -139,7 +139,7 @@ class Server:
         before their end.
 
         Returns:
-            Whether all requests finished within ``exit_timeout_secs``; also for a server that never started
+            True if all requests finished within ``exit_timeout_secs``; also for a server that never started
             or has stopped.
         """
         with self._lock:
@@ -178,7 +178,7 @@ class Server:
         self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server has stopped; returns whether it has."""
+        """Waits until the server has stopped; True if it has."""
         return self._stopped.wait(timeout)
 
     def serve(self) -> None:
@@ -333,7 +333,7 @@ class Server:
 
         Args:
             name: Its name.
-            dependents: Whether to unload models that were loaded only for this ensemble, too.
+            dependents: True to unload models that were loaded only for this ensemble, too.
         """
         self._running().agent.unload(name, dependents)
 
@@ -359,7 +359,7 @@ class Server:
                 instance. A list of functions makes as many instances, which run concurrently.
             inputs: Its inputs; by default from the example or the type hints.
             outputs: Its outputs; likewise.
-            config: How it is served.
+            config: Its model configuration.
             version: The model's version.
             example: Arrays by input, with the batch dimension where the model has one; inputs that are not
                 given have their types and dims. If outputs are not given, the function is called once with

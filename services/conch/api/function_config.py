@@ -32,7 +32,7 @@ class Tensor:
         name: Its name; by default ``INPUT_1``, ``INPUT_2`` ... or ``OUTPUT_1`` ...
         dtype: Element type; `bytes`, `str` and `object` mean strings, which are passed as `bytes`.
         shape: Dims without the batch dimension; -1 for a variable one.
-        optional: Whether requests may leave the input out.
+        optional: True if requests may leave the input out.
     """
 
     name: str | None = None
@@ -87,7 +87,7 @@ class QueuePolicy:
     Attributes:
         timeout_action: Action for a request that waits too long.
         default_timeout_microseconds: The queue timeout; 0 for none.
-        allow_timeout_override: Whether a request may set its own timeout.
+        allow_timeout_override: True if a request may set its own timeout.
         max_queue_size: Maximum number of waiting requests; 0 for no limit.
     """
 
@@ -116,9 +116,9 @@ class DynamicBatcher:
     """Settings of dynamic batching; see docs/batching.md.
 
     Attributes:
-        max_queue_delay_microseconds: How long to wait for a fuller batch.
+        max_queue_delay_microseconds: Longest wait for a fuller batch.
         preferred_batch_size: Batch sizes worth waiting for.
-        preserve_ordering: Whether responses are sent in the order of the requests.
+        preserve_ordering: True if responses are sent in the order of the requests.
         priority_levels: Number of priority levels; 0 for none.
         default_priority_level: Level of requests without one.
         default_queue_policy: Policy of waiting requests.
@@ -150,14 +150,14 @@ class DynamicBatcher:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """How a function is served.
+    """Model configuration of a function.
 
     Attributes:
-        batching: Whether inputs and outputs have a leading batch dimension.
+        batching: True if inputs and outputs have a leading batch dimension.
         max_batch_size: Maximum rows per call of the function.
         batcher: Dynamic batching; None to call the function once per request.
-        decoupled: Whether the function yields any number of responses per request.
-        response_cache: Whether the server's response cache may answer.
+        decoupled: True if the function yields any number of responses per request.
+        response_cache: True if the server's response cache may answer.
         parameters: Model parameters.
         text: More of the config, in config.pbtxt syntax.
     """

@@ -45,7 +45,7 @@ class BoundModel(UploadedModel):
 
     @property
     def location(self) -> str:
-        """Where the model comes from, for messages."""
+        """Source of the model, for messages."""
         return "bound function"
 
 
@@ -66,7 +66,7 @@ class BoundRepository:
 
     @property
     def location(self) -> str:
-        """Where the models are, for messages."""
+        """Source of the models, for messages."""
         return "bound functions"
 
     @property
@@ -87,7 +87,7 @@ class BoundRepository:
         """Keeps the functions, which may serve in the next server."""
 
     def put(self, model: BoundModel | BoundClass) -> BoundModel | BoundClass | None:
-        """Binds functions or a class to a name; returns what was bound before."""
+        """Binds functions or a class to a name; returns the former binding."""
         with self._lock:
             before = self._models.get(model.name)
             self._models[model.name] = model

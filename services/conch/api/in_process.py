@@ -46,8 +46,8 @@ class RequestOptions(TypedDict, total=False):
         request_id: An id for logs.
         priority: Its priority level.
         sequence_id: Its sequence.
-        sequence_start: Whether it starts the sequence.
-        sequence_end: Whether it ends the sequence.
+        sequence_start: True if it starts the sequence.
+        sequence_end: True if it ends the sequence.
     """
 
     version: str | int

@@ -52,7 +52,7 @@ class ResponseQueue(Reader):
 
     @property
     def behind(self) -> bool:
-        """Whether the queue is full."""
+        """True if the queue is full."""
         return len(self._kept) >= MOST_KEPT
 
     def when_read(self, work: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ _ADVICE = {
         "https://download.pytorch.org/whl/cpu` before, as pip installs 5.8 GB with CUDA otherwise"
     )
 }
-"""What to do before the installation of a backend, by the package that is missing."""
+"""Advice before the installation of a backend, by the missing package."""
 
 loaded: dict[str, Backend] = {}
 """The backends that this process has imported, by name."""

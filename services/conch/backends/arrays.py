@@ -349,7 +349,7 @@ class InPlaceOutputs:
     def places(
         self, request: InferenceRequest, wanted: tuple[str, ...], inputs: dict[str, Array]
     ) -> dict[str, Array] | None:
-        """Where all outputs of a batch's only request are to be written; None unless all of them can be."""
+        """Arrays in client memory for all outputs of a batch's only request; None unless all fit there."""
         bindings = request.region_bindings
         # Another consumer of the response, such as a cache, must not see client memory.
         if bindings is None or request.responder is not bindings:

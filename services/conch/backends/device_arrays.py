@@ -23,7 +23,7 @@ Places = Mapping[str, tuple[DeviceMemory, ...]]
 
 
 def overlap(one: DeviceMemory, other: DeviceMemory) -> bool:
-    """Whether two pieces of device memory have bytes in common."""
+    """True if two pieces of device memory have bytes in common."""
     return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes
 
 

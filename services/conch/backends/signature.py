@@ -28,7 +28,7 @@ class ModelTensor:
         name: Its name in the model.
         datatype: The protocol's name of its element type; empty if it has none.
         dims: All dims, batch dimension included; -1 where variable.
-        problem: Why it has no datatype; completing or validating a config that uses it raises this.
+        problem: Error raised on completing or validating a config that uses it, if it has no datatype.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Signature:
         inputs: Its inputs.
         outputs: Its outputs.
         initialized: Inputs with a value, which a run may override.
-        batches: Whether it supports batching; None: if the first dim of all tensors is variable.
+        batches: True if it supports batching; None: if the first dim of all tensors is variable.
         largest_batch: Its largest batch; None without a limit.
     """
 
@@ -67,7 +67,7 @@ class Signature:
 
     @property
     def supports_batching(self) -> bool:
-        """Whether the first dim of all tensors is the batch."""
+        """True if the first dim of all tensors is the batch."""
         if self.batches is not None:
             return self.batches
         return all(tensor.dims and tensor.dims[0] == -1 for tensor in (*self.inputs, *self.outputs))

@@ -36,7 +36,7 @@ def _run(arguments: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output is gone; the rest of the output must not fail at exit.
+        # The reader of the output has closed it; the rest of the output must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -20,8 +20,8 @@ class Command:
         module: The module that is imported to run it: its ``run`` takes the arguments and returns the exit
             code; its ``make_parser``, if it is completed, returns their parser.
         usage: Its arguments in the help.
-        help: What it does.
-        completed: Whether shells complete its arguments.
+        help: Its description in the help.
+        completed: True if shells complete its arguments.
         after: The command that it comes behind in the help; empty for the end.
     """
 

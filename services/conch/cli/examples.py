@@ -1,4 +1,4 @@
-"""Where the examples are."""
+"""Finds the directory of the examples."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ServerProcesses:
         self.servers = sorted(each for each, parent in self._parents.items() if parent not in pids)
 
     def __contains__(self, pid: int) -> bool:
-        """Whether a process is a server or a worker."""
+        """True if a process is a server or a worker."""
         return pid in self._parents
 
     def below(self, pid: int) -> list[int]:

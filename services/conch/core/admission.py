@@ -101,7 +101,7 @@ class Admission:
 
         Args:
             request: The request.
-            may_claim: Whether the caller can run batches soon.
+            may_claim: True if the caller can run batches soon.
             model: The version, if the caller has resolved it.
             caller: The call that it came with, for the log.
             bytes_in: Size of the request, for the log.
@@ -109,7 +109,7 @@ class Admission:
             single: If given, exactly one response is let through; this is the text of the error otherwise.
 
         Returns:
-            What the caller has to run or release soon, only if `may_claim`; else None.
+            The claim that the caller runs or releases soon, only if `may_claim`; else None.
 
         Raises:
             ColdModelError: Its model is to be loaded; the request can be made again then.

@@ -74,9 +74,9 @@ class BackendInstance:
     A synchronous instance implements `execute`; one whose batches run elsewhere implements `start`.
 
     Attributes:
-        allows_inline: Whether the thread that received a request may run its batch. False for instances that
+        allows_inline: True if the thread that received a request may run its batch. False for instances that
             hold the calling thread for long without computing.
-        blocks: Whether `start` returns only when the batch has run.
+        blocks: True if `start` returns only when the batch has run.
         most_batches: Batches that it takes at a time. More than one only if it does not block, needs no
             resources, and its batches do not name it: `start` is then called on several threads at a time.
         readiness: Its own readiness check, or None.
@@ -126,7 +126,7 @@ class BackendInstance:
         return self.execute(batch)
 
     def available(self, on_available: Callable[[], None]) -> bool:
-        """Whether it can take a batch now; asked before each batch of instances that do not block.
+        """True if the instance can take a batch now; called before each batch if instances do not block.
 
         Called with a lock of the model held, so it must not wait; possibly several times for one batch.
 
@@ -159,9 +159,9 @@ class BackendModel(ABC):
     """A model version loaded by a backend; what its instances share.
 
     Attributes:
-        creates_in_parallel: Whether several threads may create instances at the same time. Long steps check
+        creates_in_parallel: True if several threads may create instances at the same time. Long steps check
             `load_cancelled`.
-        notes: What it does against its config; None where the backend takes none.
+        notes: Ways in which the model deviates from its config; None where the backend takes none.
         unload_grace_s: Time after which an unload cancels running requests; None for never.
     """
 
@@ -205,14 +205,14 @@ class Backend(ABC):
         default_model_file: Name of the file, or folder, in a version directory.
         platform: The config's ``platform`` of the backend's models, if it has one.
         cpu_instance_count: Default number of instances of a CPU group.
-        needs_model_file: Whether a version directory without the file is an error.
-        completion_runs_code: Whether `complete_config` may run code of the model.
-        resizes: Whether a loaded model can create and close single instances; if not, it is loaded again when
+        needs_model_file: True if a version directory without the file is an error.
+        completion_runs_code: True if `complete_config` may run code of the model.
+        resizes: True if a loaded model can create and close single instances; if not, it is loaded again when
             their number changes.
         parameters: The parameters that it reads in a config; a trailing ``_`` or ``.`` marks a prefix.
-        passes_parameters: Whether models get the parameters, so that a name without ``CONCH_`` may mean
+        passes_parameters: True if models get the parameters, so that a name without ``CONCH_`` may mean
             something to them. If not, `conch check` warns of each that `parameters` does not list.
-        takes_host_policies: Whether instances run as host policies say.
+        takes_host_policies: True if instances run as host policies say.
     """
 
     default_model_file: ClassVar[str]
@@ -227,7 +227,7 @@ class Backend(ABC):
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether a group of kind AUTO goes to the GPUs, if there are any."""
+        """True if instance groups of kind AUTO are placed on GPUs, if there are any."""
         return True
 
     def complete_config(

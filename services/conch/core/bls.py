@@ -82,7 +82,7 @@ class ServerCalls(Protocol):
 
     @property
     def passes_blocks(self) -> bool:
-        """Whether tensors of workers may be passed on in their blocks, to front processes."""
+        """True if blocks with tensors of workers may be shared with front processes, without a copy."""
 
     def find(self, request: InferenceRequest) -> Servable:
         """Resolves the model of a request. Raises ConchError: there is no such model."""
@@ -101,7 +101,7 @@ class ServerCalls(Protocol):
         """Cancels a request."""
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready. Raises InvalidArgumentError: its version is no number and no label."""
+        """True if a model is ready. Raises InvalidArgumentError: its version is no number and no label."""
 
     def fact(self, kind: str, name: str = "", version: str = "") -> object:
         """A fact of the server or of a model, as the HTTP API has it; may block.

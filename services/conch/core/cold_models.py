@@ -166,7 +166,7 @@ class ColdWait:
             then(error)
 
     def cancel(self, subject: object = None) -> bool:
-        """Ends it without `then`: the client has gone. False if it has ended."""
+        """Ends it without `then`: the client has left. False if it has ended."""
         if self._take() is None:
             return False
         self._models.leave(self)

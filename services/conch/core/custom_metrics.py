@@ -27,7 +27,7 @@ from conch.core.errors import InvalidArgumentError, ResourceExhaustedError, Unsu
 Kind = Literal["counter", "gauge", "histogram"]
 
 Change = float | tuple[Sequence[int], float]
-"""What a counter gets, a gauge becomes, or a histogram observes: counts of its buckets and their sum."""
+"""Increment of a counter, value of a gauge, or observations of a histogram: bucket counts and their sum."""
 
 MOST_FAMILIES = 10_000
 """Families of a server or process at a time."""

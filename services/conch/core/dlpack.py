@@ -129,7 +129,7 @@ _DATATYPES = {
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
-    """Whether elements lie in row-major order without gaps; strides of single steps say nothing."""
+    """True if elements lie in row-major order without gaps; strides of dims of length 1 are ignored."""
     if 0 in shape:
         return True
     expected = 1

@@ -16,12 +16,12 @@ _HEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """What a file is.
+    """The recognised format of a file.
 
     Attributes:
         key: A short name for code.
         what: The format with its article, as error texts name it.
-        advice: Which backend serves it, or how to convert it.
+        advice: The backend that serves it, or the way to convert it.
     """
 
     key: str
@@ -140,7 +140,7 @@ def _identified(path: Path, head: bytes) -> FileFormat | None:
 
 
 def describe(path: Path) -> str:
-    """What a file is and what to do with it, as a sentence part: ``is ...; ...``; empty if not recognised."""
+    """Format of a file and advice for it, as a clause ``is ...; ...``; empty if it is not recognised."""
     try:
         found = identify(path)
     except OSError:

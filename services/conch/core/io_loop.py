@@ -100,7 +100,7 @@ class Sink(Protocol):
 
 
 class Poll(Protocol):
-    """What the loop uses of `select.epoll`."""
+    """Methods of `select.epoll` that the loop calls."""
 
     def register(self, fd: int, eventmask: int) -> None:
         """Adds a descriptor."""
@@ -185,7 +185,7 @@ class _Turn:
     """The claims of a round while they run.
 
     Attributes:
-        since_ns: When the first one began.
+        since_ns: Monotonic time at which the first one began.
         claims: Those that have not begun.
         running: The one that runs, if any.
         waits: True if it is about to wait: the standby takes over at once.
@@ -295,7 +295,7 @@ class IoLoop:
 
     @property
     def on_thread(self) -> bool:
-        """Whether the caller is the loop's thread."""
+        """True if the caller is the loop's thread."""
         return self._owner == get_ident()
 
     def register(self, file: int, source: Ready, events: int = EPOLLIN) -> None:
@@ -524,7 +524,7 @@ class IoLoop:
     # --- the standby ---------------------------------------------------------------------------------------
 
     def _has_standby(self) -> bool:
-        """Whether a thread stands by; starts it with the first claims."""
+        """True if a standby thread runs; the first call starts it."""
         if len(self._threads) == 1:
             thread = threading.Thread(target=self._run, args=(False,), name="conch-io-standby", daemon=True)
             try:

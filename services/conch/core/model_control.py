@@ -94,7 +94,7 @@ class ArchiveControl(Protocol):
         """
 
     def unregister(self, model: str, timeout_s: float) -> bool:
-        """Unloads a model by its identifier; returns whether it has left memory in time."""
+        """Unloads a model by its identifier; True if it has left memory in time."""
 
 
 LoadCancelled = Callable[[], bool]

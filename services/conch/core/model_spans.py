@@ -22,7 +22,7 @@ from conch.core.request import SpanRecord
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _bits = SystemRandom().getrandbits  # models may seed the generator of `random`, and workers are forked
 _MOST_ATTRIBUTES = 128
-"""Of one span; OpenTelemetry's default limit."""
+"""Limit of attributes of one span; OpenTelemetry's default."""
 
 _MOST_TEXT = 1024
 _INT64 = 2**63
@@ -45,7 +45,7 @@ def span(name: str, /, **attributes: object) -> ModelSpan:
     request that is traced. Without tracing in mode ``opentelemetry`` it does nothing.
 
     Args:
-        name: What is done, the same for all requests.
+        name: Name of the work, the same for all requests.
         attributes: Texts, numbers and truth values; others are recorded as their texts.
 
     Raises:

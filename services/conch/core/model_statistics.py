@@ -37,11 +37,11 @@ TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
 
 
 _KEPT = struct.Struct("<16q")
-"""What is kept of the counters of an evicted model: small, as there may be thousands."""
+"""Totals kept of an evicted model: small, as there may be thousands of such models."""
 
 
 class RequestEnd(Enum):
-    """How a request leaves its batch."""
+    """Result with which a request leaves its batch."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -56,7 +56,7 @@ class ModelStatistics:
     """Counters of a model version: plain integers rather than `Duration` objects, for speed.
 
     Args:
-        gauges: Returns what the version does now.
+        gauges: Returns the current gauges of the version.
 
     Attributes:
         watched: True once a request has a watch; until then, recording skips the check.
@@ -166,8 +166,8 @@ class ModelStatistics:
 
         Args:
             batch: The batch, with its start and end.
-            ends: How each of its requests ended, without fillers.
-            execution: Whether the execution is counted here too, if any request ran to an end in it.
+            ends: End of each of its requests, without fillers.
+            execution: True if the execution is counted here too, if any request ran to an end in it.
         """
         requests = batch.requests
         if batch.fillers:
@@ -235,7 +235,7 @@ class ModelStatistics:
 
         Args:
             request: The request.
-            how: How it ended.
+            how: Its end.
             times: Start of the batch, end of input preparation, and time of the last response.
             output_ns: Time spent sending responses.
         """
@@ -265,7 +265,7 @@ class ModelStatistics:
     def _add_others(
         self, requests: Sequence[InferenceRequest], ends: Sequence[RequestEnd], start_ns: int, end_ns: int
     ) -> tuple[int, int]:
-        """Adds failures; returns how many requests run again, and their time in the queue.
+        """Adds failures; returns the number of requests that run again, and their time in the queue.
 
         Of those, the sums have all runs; counts and histograms only have the last one.
         """
@@ -423,7 +423,7 @@ class ModelStatistics:
             self._miss_ns += counts[14]
 
     def gauges(self) -> Gauges:
-        """What the version does now."""
+        """Current gauges of the version."""
         return self._gauges()
 
     def snapshot(self) -> StatisticsSnapshot:

@@ -49,13 +49,13 @@ class Setting(Generic[T]):
         help: Text for people, without type, unit, choices and default.
         unit: Unit of the value, such as ``seconds``; empty for none.
         choices: The values allowed, in any case; None for any.
-        repeatable: Whether it takes several values.
+        repeatable: True if it takes several values.
         scope: ``server``, or ``process`` for what `conch.Server` leaves to the program around it.
         replaced_by: Name of the setting to use instead of this deprecated one.
-        secret: Pattern of what may be shown of a secret value; the rest is hidden. None if nothing is secret.
-        unsupported: Why this Triton flag has no effect in conch; empty if it has one. Its choices are
-            accepted in silence; other values raise NoEffectError.
-        listed: Whether help and docs show it.
+        secret: Pattern of the part of a secret value to show; the rest is hidden. None if nothing is secret.
+        unsupported: Reason for which this Triton flag has no effect in conch; empty if it has one. Its
+            choices are accepted in silence; other values raise NoEffectError.
+        listed: True if help and docs show it.
         group: Heading in the help; empty for that of its dataclass.
         alias: A deprecated setting with the same meaning; its value counts too.
         convert: Makes the field's value; it may raise ValueError, whose text gets the flag in front, or
@@ -95,7 +95,7 @@ class Setting(Generic[T]):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag may be given without a value, which means true."""
+        """True if the flag may be given without a value, which means true."""
         return self.kind is BOOL
 
     @property
@@ -165,7 +165,7 @@ def option(
         kind: Type of one value.
         default: The default of field and setting, before `Setting.convert`.
         help: Text for people, without type, unit, choices and default.
-        optional: Whether only the field has the default, and the setting has none. With
+        optional: True if only the field has the default, and the setting has none. With
             ``route: str = option("--route", TEXT, "", optional=True)``, if none is given,
             ``settings["route"]`` is None, help and docs show no default, and the field is ``""``.
         alias: Flag of a deprecated setting with the same meaning.
@@ -219,7 +219,7 @@ def _converted(setting: Setting[Any], value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value came from, such as `Source("environment", "CONCH_GRPC_PORT")`."""
+    """Source of a value, such as `Source("environment", "CONCH_GRPC_PORT")`."""
 
     kind: Literal["flag", "environment", "file", "keyword", "platform", "default"]
     name: str = ""
@@ -238,7 +238,7 @@ class Settings:
         definitions: All settings there are.
         given: Values and their sources by key.
         warnings: Problems that are no errors, such as environment variables that look misspelt.
-        notes: What operators should know, such as the platform.
+        notes: Facts for operators, such as the platform.
 
     Attributes:
         values: All values by key, those of unsupported settings included.
@@ -262,11 +262,11 @@ class Settings:
         return self.values[name.replace("-", "_")]
 
     def chosen(self, name: str) -> bool:
-        """Whether a setting is given, and is not off; a value equal to the default counts as given."""
+        """True if a setting is given and is not off; a value equal to the default counts as given."""
         return bool(self[name]) and self.source(name).kind != DEFAULT.kind
 
     def source(self, name: str) -> Source:
-        """Where the value of a setting came from."""
+        """Source of a setting's value."""
         return self._sources.get(name.replace("-", "_"), DEFAULT)
 
     def build(self, cls: type[T], **more: Any) -> T:
@@ -292,7 +292,7 @@ class Settings:
         return _converted(setting, value)
 
     def is_on(self, cls: type[Any]) -> bool:
-        """Whether the `SWITCH` of an options dataclass is on."""
+        """True if the `SWITCH` of an options dataclass is on."""
         return bool(self[cls.SWITCH.name])
 
 

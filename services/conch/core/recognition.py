@@ -46,7 +46,7 @@ class Table(dict[K, V]):
 
 
 class RequestTemplate:
-    """What requests share that differ only in id and tensor bytes; compared by identity.
+    """Common parts of requests that differ only in id and tensor bytes; compared by identity.
 
     Args:
         inputs: Name, datatype and shape of each input.

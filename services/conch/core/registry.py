@@ -36,7 +36,7 @@ from conch.core.servable import Servable
 from conch.core.version_text import STABLE, check_label, parse_version
 
 LabelSource = Literal["api", "file", "repository"]
-"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them.
+"""Source of a model's labels: calls that set single ones, or a declaration of all of them.
 
 A label of a repository moves once the version that it is to name is ready; until then requests get the one
 that it named before.
@@ -54,7 +54,7 @@ class VersionState:
 
     Attributes:
         state: ``READY``, ``UNAVAILABLE``, ``LOADING``, ``UNLOADING`` or ``UNKNOWN``.
-        reason: Why it is not ready, or empty.
+        reason: Reason for which it is not ready; empty if there is none.
     """
 
     state: str
@@ -68,7 +68,7 @@ class Entry:
     Attributes:
         ready: Versions that serve requests.
         states: State of every version that was ever loaded or attempted.
-        lacking: Whether the model was to be loaded and has no version to load.
+        lacking: True if the model was to be loaded and has no version to load.
         labels: Names of versions, ready or not; set by the registry.
         route: Divides requests without a version; set by the registry.
     """
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def default(self) -> Servable | None:
-        """What an empty version means without a request: `stable` if it is ready, else the highest ready one.
+        """Version for an empty version without a request: `stable` if ready, else the highest ready one.
 
         None if no version is ready.
         """

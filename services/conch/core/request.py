@@ -65,7 +65,7 @@ class Reader(Protocol):
 
     @property
     def behind(self) -> bool:
-        """Whether the client has so much to read that the model should wait."""
+        """True if the client has so much left to read that the model should wait."""
 
     def when_read(self, work: Callable[[], object]) -> None:
         """Calls `work` once: now unless the client is behind, else when it has caught up or has left.
@@ -137,7 +137,7 @@ class TracedBatch(NamedTuple):
     Attributes:
         trace_id: 128 bits, of its own trace.
         span_id: 64 bits.
-        requests: How many requests ran together.
+        requests: Number of requests of the batch.
         members: Trace and span ids of those that are sampled.
     """
 
@@ -177,9 +177,9 @@ class SpanRecord(NamedTuple):
     """A span that model code made; see `conch.core.model_spans.span`.
 
     Attributes:
-        name: What it did.
+        name: Name of the work.
         span_id: 64 bits.
-        parent_id: Of the span around it, or of the model's span.
+        parent_id: Id of the span around it, or of the model's span.
         start_ns: Monotonic nanoseconds.
         end_ns: Monotonic nanoseconds.
         attributes: By their names.
@@ -206,7 +206,7 @@ TraceCopy = Callable[["InferenceRequest", RequestModel], None]
 
 
 class Watch(Protocol):
-    """What is logged and traced of one request.
+    """Log entry and spans of one request.
 
     Attributes:
         times: Times of the batch it ran in last; None before it ran.
@@ -257,38 +257,38 @@ class InferenceRequest:
         priority: Priority level, 0 for the model's default.
         timeout_us: Queue timeout in microseconds, 0 for the model's default.
         correlation_id: Sequence the request belongs to; 0 or empty for none.
-        sequence_start: Whether it opens its sequence.
-        sequence_end: Whether it ends its sequence.
+        sequence_start: True if it opens its sequence.
+        sequence_end: True if it ends its sequence.
         deadline_ns: Monotonic time after which the client no longer waits, or None.
-        depth: How many requests are around it, if a model or an ensemble has made it; else unset.
-        empty_final: Whether a decoupled request wants a final response even if it is empty.
+        depth: Number of requests around it, if a model or an ensemble has made it; else unset.
+        empty_final: True if a decoupled request wants a final response even if it is empty.
         batch_size: Rows it adds to a batch; 1 for models without batching.
         batch_key: Requests share a batch only if their keys are equal.
         received_ns: Monotonic time at which the request reached the server.
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
-        context: What the front end needs to send the response; its attribute `caller`, if it has one, is the
-            call that the request came with. Of a model's call, the request that the model executes.
+        context: State of the front end for sending the response; its attribute `caller`, if it has one, is
+            the call that the request came with. Of a model's call, the request that the model executes.
         side: The version that a route has chosen for it, by which rule, and the number of the rollout, 0 for
             none; unset without a route.
         sequence: The scheduler's `LiveSequence` of the request; None for none.
         rescheduled: Set by a model that runs the request again instead of ending it.
-        answered: Whether the last response has been given, also while the request waits to run again.
-        failed: Whether a model itself has answered with an error.
+        answered: True if the last response has been given, also while the request waits to run again.
+        failed: True if a model itself has answered with an error.
         kept: A backend's state of a rescheduled request until it runs again; unset before.
-        reader: What bounds the responses that a client has yet to read, if the model is decoupled; unset for
-            no bound. The front end sets it, or the request that this one is a part of.
-        responses_wait: Whether responses may be held before they are sent, so that arrays which the model
+        reader: Bounds the responses that a client has yet to read, if the model is decoupled; unset for no
+            bound. The front end sets it, or the request that this one is a part of.
+        responses_wait: True if responses may be held before they are sent, so that arrays which the model
             may change have to be copied.
         signature: The same object for requests that differ only in their id and their tensors' bytes, so
             that validation results can be shared; None if unknown.
         region_bindings: The shared-memory regions of the request; None for none.
-        watch: What is logged and traced of the request; None if nothing is.
+        watch: Log entry and spans of the request; None if it is neither logged nor traced.
         output_start_ns: Set by a model that tells when it begins to make the outputs of its next response;
             unset, or 0, otherwise.
         on_cancel: Set by an instance that does not block: called once, with the request, if it is
             cancelled while it runs; from any thread with no lock held, possibly just after its last response.
-        filler: Whether the request only fills a row of a batch; it is not counted, its responses go nowhere.
+        filler: True if the request only fills a row of a batch; it is not counted, its responses go nowhere.
     """
 
     filler: ClassVar[bool] = False
@@ -388,7 +388,7 @@ class InferenceRequest:
 
         Args:
             response: The response; None ends a decoupled request without another one.
-            final: Whether this is the last response.
+            final: True if this is the last response.
         """
         if self.completed:
             return
@@ -450,7 +450,7 @@ class InferenceRequest:
             self.region_bindings.release()
 
     def is_abandoned(self, now_ns: int) -> bool:
-        """Whether the request is cancelled or its deadline has passed."""
+        """True if the request is cancelled or its deadline has passed."""
         return self.cancelled or (self.deadline_ns is not None and now_ns >= self.deadline_ns)
 
     def notify_cancelled(self) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Granted(Protocol):
-    """What an access policy grants a caller."""
+    """A caller's principal in the access policy, with its rights."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Caller(Protocol):
 
     @property
     def access(self) -> Granted | None:
-        """What the access policy grants it; None without a policy, and before it was checked."""
+        """The caller's principal and rights; None without an access policy, and before its check."""
 
     @property
     def client(self) -> str:
@@ -66,8 +66,8 @@ class RequestLog(Protocol):
     """Access log and traces of a server.
 
     Attributes:
-        on: Whether requests are to be begun.
-        adds_metadata: Whether it may call `Caller.add_response_metadata`.
+        on: True if requests are to be begun.
+        adds_metadata: True if it may call `Caller.add_response_metadata`.
     """
 
     on: bool

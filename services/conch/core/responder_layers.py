@@ -14,8 +14,8 @@ class ResponderLayer(Enum):
     """A wrapper of a responder.
 
     Attributes:
-        waits: Whether it may hold responses, see `InferenceRequest.responses_wait`.
-        inside_regions: Whether it lies just inside `REGIONS`, if the request has some.
+        waits: True if it may hold responses, see `InferenceRequest.responses_wait`.
+        inside_regions: True if it lies just inside `REGIONS`, if the request has some.
     """
 
     # The innermost: a request leaves its principal's limit when all else is done with its final response.

@@ -83,11 +83,11 @@ class RolloutReport:
         shadow: Percent of the requests that the candidate gets a copy of.
         stable: The version that an empty version means.
         candidate: The version under test.
-        previous: Stable before the last promotion, as long as it can be gone back to.
+        previous: Stable before the last promotion, while a rollback to it is possible.
         result: ``pass``, ``fail`` or ``inconclusive``; empty without a verdict.
         verdict: The last verdict on the window, in a sentence.
-        reason: Why the state was entered.
-        note: What the traffic allows, if it is too little for the step; versions of a split that can't serve.
+        reason: Reason for which the state was entered.
+        note: A sentence if the traffic is too low for the step; versions of a split that can't serve.
         refused: Versions that are held out.
         sides: Counters of the window, by version.
         compared: Shadow pairs of the window that were compared.
@@ -95,7 +95,7 @@ class RolloutReport:
         labels: Versions by label, as declared.
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
-        shadow_report: Of the newest shadow, see `Shadow.as_json`; empty without one.
+        shadow_report: Report of the newest shadow, see `Shadow.as_json`; empty without one.
         managed_by: The process that runs the rollout on several servers; empty for the server itself.
         managed_state: Its state of the rollout, as JSON; for that process alone.
     """

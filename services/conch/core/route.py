@@ -69,7 +69,7 @@ class Chosen(Protocol):
     """The parts of a `Servable` that routes ask."""
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence of this version."""
+        """True if a request belongs to a live sequence of this version."""
 
 
 class Mirror(Protocol):
@@ -78,10 +78,10 @@ class Mirror(Protocol):
     version: int
 
     def before(self, stable: Servable, ready: Mapping[int, Servable]) -> Servable:
-        """What takes a request in place of the stable version, which serves it."""
+        """Wraps the stable version that serves a request, so that the request is copied."""
 
     def mirrors(self, correlation_id: int | str) -> bool:
-        """Whether a sequence of the other version is a copy."""
+        """True if a sequence of the other version is a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class MatchRule:
         raise InvalidArgumentError(f"'{text}' is neither 'header:NAME=PATTERN' nor 'principal:PATTERN'")
 
     def matches(self, request: InferenceRequest, caller: _Caller | None) -> bool:
-        """Whether a request matches; one without the attribute does not."""
+        """True if a request's attribute matches the pattern; False for a request without the attribute."""
         value = self.attribute.read(request, caller)
         return bool(value) and fnmatchcase(value, self.pattern)
 
@@ -187,7 +187,7 @@ class Route:
         salt: Places keys; see `route_salt`.
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
-        override: Whether `OVERRIDE` counts.
+        override: True if `OVERRIDE` counts.
         shadow: Gets copies of requests that the stable version serves; None for none.
         rollout: Number of the rollout that it belongs to, for traces; 0 for none.
         counts: Counts the requests; None for no counts.

@@ -42,7 +42,7 @@ class WorkerStatus:
         state: ``starting``, ``serving``, ``lost``, ``waiting`` for its next start, or ``closed``.
         restarts: Number of restarts.
         pid: Process id; None while there is no process.
-        reason: Why the worker does not serve; empty if it does.
+        reason: Reason for which the worker does not serve; empty if it does.
     """
 
     state: str
@@ -59,7 +59,7 @@ class InlineClaim(Protocol):
 
     @property
     def fast(self) -> bool:
-        """Whether batches are short enough to run while no thread polls."""
+        """True if batches are short enough to run while no thread polls."""
 
     def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs batches until nothing is ready, or the budget is used up: then True, and claimed again."""
@@ -84,7 +84,7 @@ class Servable(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """What it is; replaced where nothing but the number of instances changes."""
+        """Spec of the version; replaced if only the number of instances changes."""
 
     @property
     def pending(self) -> int:
@@ -92,7 +92,7 @@ class Servable(Protocol):
 
     @property
     def held(self) -> int:
-        """How many sequences it has begun and not ended."""
+        """Number of sequences begun and not ended."""
 
     @property
     def readiness(self) -> Sequence[Readiness]:
@@ -100,18 +100,18 @@ class Servable(Protocol):
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
-        """What the processes of its instances are in, of those that have one of their own."""
+        """Status of each instance's worker process, if any."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What it does against its config, though it is served."""
+        """Ways in which the model deviates from its config."""
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Checks and takes a request; the responder gets every outcome except those raised here.
 
         Args:
             request: The request.
-            may_claim: Whether the caller may run batches inline.
+            may_claim: True if the caller may run batches inline.
 
         Returns:
             The claim that the caller runs or releases soon, only with `may_claim`; else None.
@@ -125,11 +125,11 @@ class Servable(Protocol):
         """Cancels a request: answers it at once if it is still queued, else marks it for the model.
 
         Returns:
-            Whether it was still queued.
+            True if it was still queued.
         """
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a sequence that this version, possibly closing, has begun."""
+        """True if a request belongs to a sequence that this version, possibly closing, has begun."""
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence without a further request: if it is not idle, after what is queued of it."""
@@ -138,11 +138,11 @@ class Servable(Protocol):
         """Refuses new requests, finishes those it has, and frees the model.
 
         Args:
-            timeout_s: How long to wait for requests to finish; None for as long as it takes.
+            timeout_s: Longest wait for requests to finish, in seconds; None for no limit.
 
         Returns:
-            Whether everything finished. If not, nothing is freed: a thread may still run the model.
+            True if everything finished. If not, nothing is freed: a thread may still run the model.
         """
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers everything queued with an error; returns how many requests that were."""
+        """Answers all queued requests with an error; returns their number."""

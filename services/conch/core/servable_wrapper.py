@@ -59,7 +59,7 @@ class ServableWrapper:
         return self.model.cancel(request)
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence."""
+        """True if a request belongs to a live sequence."""
         return self.model.continues(request)
 
     def end_sequence(self, correlation_id: int | str) -> None:

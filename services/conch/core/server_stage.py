@@ -65,16 +65,16 @@ class ServerStages:
 
 
 def server_live(stage: Stage) -> bool:
-    """Whether the server is live: also while models load for minutes, but not after a failed start."""
+    """True if the server is live: also while models load for minutes, but not after a failed start."""
     return stage not in (Stage.FAILED, Stage.STOPPING)
 
 
 def server_ready(stage: Stage, strict: bool, models: ReadyCheck) -> bool:
-    """Whether the server is ready; with `strict`, all models must be, which `models` finds out."""
+    """True if the server is ready; with `strict`, only if `models` says that all models are."""
     return stage is Stage.SERVING and (not strict or models())
 
 
 def model_ready(stage: Stage, model: ReadyCheck) -> bool:
-    """Whether a model is ready; `model` is called only if the stage leaves it open."""
+    """True if a model is ready; `model` is called only while the server starts or serves."""
     # A load balancer may probe a model instead of the server, so draining must show here too.
     return stage in (Stage.STARTING, Stage.SERVING) and model()

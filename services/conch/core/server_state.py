@@ -48,7 +48,7 @@ class ServerState:
     Args:
         agent: The control plane.
         models_ready: True once all initial models are loaded.
-        strict_readiness: Whether readiness requires `models_ready` and the models' own readiness checks.
+        strict_readiness: True if readiness requires `models_ready` and the models' own readiness checks.
         new_admission: Makes admissions that clients use; takes the arguments of `Admission`.
     """
 
@@ -85,7 +85,7 @@ class ServerState:
 
     @property
     def live(self) -> bool:
-        """Whether the server is live. Raises UnavailableError: the server is stopping."""
+        """True if the server is live. Raises UnavailableError: the server is stopping."""
         self.check_running()
         return self.alive
 
@@ -96,7 +96,7 @@ class ServerState:
 
     @property
     def ready(self) -> bool:
-        """Whether the server is ready. Raises UnavailableError: the server is stopping."""
+        """True if the server is ready. Raises UnavailableError: the server is stopping."""
         self.check_running()
         return self.serving
 
@@ -111,7 +111,7 @@ class ServerState:
         return server_ready(self.stages.stage, self._strict, self._models_ready)
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready.
+        """True if a model is ready, or is loaded by a request for it.
 
         Raises:
             UnavailableError: The server is stopping, or its start failed.

@@ -22,10 +22,10 @@ class TensorSpec:
         datatype: Protocol name of the element type, such as ``FP32``.
         dims: Dimensions as clients see them; -1 for a variable one.
         reshape: Dimensions as the backend sees them; None if they are the same.
-        optional: Whether a request may leave the input out.
-        ragged: Whether requests with different dims of the input may share a batch.
+        optional: True if a request may leave the input out.
+        ragged: True if requests with different dims of the input may share a batch.
         labels: Labels of a classification output, by index.
-        is_shape: Whether it is a shape tensor: its values belong to the batch's shape, so it has no batch
+        is_shape: True if it is a shape tensor: its values belong to the batch's shape, so it has no batch
             dimension, and requests share a batch only if they have the same values.
     """
 
@@ -49,9 +49,9 @@ class QueuePolicy:
     """Queue policy of one priority level.
 
     Attributes:
-        delays: Whether a request whose timeout has passed moves behind the others instead of failing.
+        delays: True if a request whose timeout has passed moves behind the others instead of failing.
         timeout_ns: Longest wait in nanoseconds; 0 for no limit.
-        allow_override: Whether a request may shorten the timeout.
+        allow_override: True if a request may shorten the timeout.
         max_size: Largest number of waiting requests; 0 for no limit.
     """
 
@@ -73,10 +73,10 @@ class DynamicBatching:
 
     Attributes:
         preferred_sizes: Batch sizes worth waiting for, ascending.
-        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        max_queue_delay_ns: Longest wait of the oldest request for others, in nanoseconds.
         policies: Queue policies by priority level, highest first; empty for one level without limits.
         default_level: Level of requests without one, counted from 1.
-        preserve_ordering: Whether responses are sent in the order of their requests.
+        preserve_ordering: True if responses are sent in the order of their requests.
     """
 
     preferred_sizes: tuple[int, ...] = ()
@@ -132,15 +132,15 @@ class SequenceBatching:
     Attributes:
         strategy: ``DIRECT`` keeps a sequence in one row of the batches of one instance; ``OLDEST`` batches
             the oldest requests of the sequences that an instance has.
-        max_idle_ns: How long a sequence may be idle, in nanoseconds.
+        max_idle_ns: Longest idle time of a sequence, in nanoseconds.
         controls: Control inputs.
         states: Tensors kept between the requests of a sequence.
-        max_queue_delay_ns: How long a request may wait for others, in nanoseconds.
+        max_queue_delay_ns: Longest wait of a request for others, in nanoseconds.
         min_slot_utilization: With ``DIRECT``, the share of filled slots that ends the wait; 0 for any.
         max_candidates: With ``OLDEST``, the number of sequences of an instance at a time.
         preferred_sizes: With ``OLDEST``, batch sizes worth waiting for, ascending.
         preserve_ordering: With ``OLDEST``, whether responses are sent in the order of their requests.
-        iterative: Whether each request is a sequence, which the model may run repeatedly.
+        iterative: True if each request is a sequence, which the model may run repeatedly.
     """
 
     strategy: Literal["DIRECT", "OLDEST"] = "DIRECT"
@@ -221,7 +221,7 @@ class Resource:
     """A resource that an instance needs to run a batch, counted by the rate limiter.
 
     Attributes:
-        shared: Whether all devices share one pool.
+        shared: True if all devices share one pool.
     """
 
     name: str
@@ -238,7 +238,7 @@ class InstanceGroup:
         kind: ``CPU``, ``GPU`` or ``MODEL``; ``AUTO`` only before it is resolved.
         count: Instances per device.
         gpus: Device ids of a GPU group.
-        passive: Whether its instances never get a batch.
+        passive: True if its instances never get a batch.
         profiles: Optimisation profiles, for backends that have them.
         resources: Resources that each instance needs to run a batch.
         priority: Weight for the rate limiter: an instance of 2 runs half as often as one of 1.
@@ -283,7 +283,7 @@ class WarmupSample:
         inputs: Inputs of each request.
         batch_size: Number of one-row requests in the batch, at least one.
         count: Number of runs, at least one.
-        optional: Whether a failure is only logged.
+        optional: True if a failure is only logged.
     """
 
     name: str
@@ -320,10 +320,10 @@ class ModelSpec:
         batch_inputs: Inputs made from the requests of a batch.
         batch_outputs: Outputs split by more than the batch dimension.
         padding: Inputs of variable dims that are padded to a few lengths, or None.
-        cached: Whether the response cache is used.
+        cached: True if the response cache is used.
         cache_ttl_ns: Lifetime of cached responses in nanoseconds; 0 for the cache's default.
         max_queue_size: Largest number of waiting requests of all priority levels; 0 for no limit.
-        decoupled: Whether a request may have any number of responses.
+        decoupled: True if a request may have any number of responses.
         parameters: The config's ``parameters``, key to string value.
         config: The whole config as Triton prints it in JSON: snake_case keys, enum names.
         config_message: The whole config as a serialised ``inference.ModelConfig``.

@@ -91,7 +91,7 @@ def _durations(row: list[int]) -> ResponseDurations:
 
 
 class Gauges(NamedTuple):
-    """What a version does at a moment.
+    """Requests, busy time and instances of a version at a moment.
 
     Attributes:
         pending: Requests accepted and not yet executing.

@@ -75,9 +75,9 @@ class Tensor:
         name: Name of the input or output.
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
-        on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes must be copied to the host.
-        shared: Whether a client may write to its memory at any time.
-        writable: Whether its memory is private, so that a model may write to it.
+        on_device: True if it is a `conch.core.device.DeviceTensor`, whose bytes must be copied to the host.
+        shared: True if a client may write to its memory at any time.
+        writable: True if its memory is private, so that a model may write to it.
     """
 
     on_device: ClassVar[bool] = False
@@ -137,7 +137,7 @@ class Tensor:
         return data
 
     def fetch(self) -> int:
-        """Brings the bytes to host memory; returns how many were copied."""
+        """Brings the bytes to host memory; returns the number of copied bytes."""
         return 0
 
     def numpy(self) -> Array:
@@ -193,12 +193,12 @@ class Tensor:
 
     @property
     def has_data(self) -> bool:
-        """Whether the wire form exists, not only an array."""
+        """True if the wire form exists, not only an array."""
         return self._data is not None
 
     @property
     def has_array(self) -> bool:
-        """Whether an array of its elements exists, which others may hold and write to."""
+        """True if an array of the elements exists; others may hold it and write to it."""
         return self._array is not None
 
     def __repr__(self) -> str:

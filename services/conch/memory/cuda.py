@@ -166,7 +166,7 @@ class Opened:
 
     Attributes:
         uses: Number of references.
-        lendable: Whether the handle may be passed on to other processes.
+        lendable: True if the handle may be passed on to other processes.
     """
 
     __slots__ = ("__weakref__", "handle", "lendable", "nbytes", "pointer", "uses")
@@ -343,7 +343,7 @@ class CudaDevices:
         Args:
             handle: Its ``cudaIpcMemHandle_t``.
             number: The GPU it is on.
-            lendable: Whether the handle may be passed on to other processes.
+            lendable: True if the handle may be passed on to other processes.
 
         Raises:
             CudaUnavailableError: There is no GPU.
@@ -384,7 +384,7 @@ class CudaDevices:
 
 
 def _when_gone(owner: _Held, release: partial[None], what: str) -> None:
-    """Calls `release` when the last reference to the owner is gone."""
+    """Calls `release` when the last reference to the owner is dropped."""
 
     def run() -> None:
         try:

@@ -66,7 +66,7 @@ class Driver:
 
     Attributes:
         gpus: Number of GPUs, which are numbered from 0.
-        has_pools: Whether the driver has memory pools (since CUDA 11.2).
+        has_pools: True if the driver has memory pools (since CUDA 11.2).
 
     Raises:
         CudaUnavailableError: There is no such driver.

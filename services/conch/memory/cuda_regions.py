@@ -17,7 +17,7 @@ _MOST_COPIED_BYTES = 2**31 - 1  # as a message; the host may have less memory th
 class OpenedRegion(CudaRegion):
     """An open region.
 
-    The memory is closed once the region is closed and the last tensor in it is gone, including arrays that
+    The memory is closed once the region is closed and the last tensor in it is freed, including arrays that
     frameworks made of it. `memory` may be longer than the region.
     """
 

@@ -54,7 +54,7 @@ class RegionBindings:
         self._released = False
 
     def __bool__(self) -> bool:
-        """Whether the request uses any region."""
+        """True if the request uses any region."""
         return bool(self._held)
 
     def input(

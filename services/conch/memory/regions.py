@@ -36,7 +36,7 @@ class Regions:
     of them.
 
     Args:
-        allowed: Whether clients may register and unregister.
+        allowed: True if clients may register and unregister.
         most: Largest number of regions; None for a share of the process's file descriptors.
 
     Attributes:

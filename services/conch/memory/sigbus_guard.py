@@ -94,7 +94,7 @@ class FaultGuard:
 
     @property
     def installed(self) -> bool:
-        """Whether this handler is installed."""
+        """True if this handler is installed."""
         action = _Action()
         self._sigaction(None, action)
         return bool(action.handler == self._address)

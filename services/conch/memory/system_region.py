@@ -38,7 +38,7 @@ class RegionTensor(Tensor):
 
 
 class _Mapping(mmap.mmap):
-    """A mapping with a callback for when the last view of it is gone."""
+    """A mapping with a callback for the release of the last view of it."""
 
     on_gone: Callable[[], None] | None = None
 
@@ -50,7 +50,7 @@ class _Mapping(mmap.mmap):
 class SystemRegion(Region):
     """A part of a shared-memory object.
 
-    The mapping lives until the last view that a request has of it is gone, even if the region is closed
+    The mapping lives until the last view that a request has of it is released, even if the region is closed
     before. The descriptor stays open as long, to notice when the object shrinks.
 
     Args:

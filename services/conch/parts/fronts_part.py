@@ -20,7 +20,7 @@ class FrontsPart(ServerPart):
     Args:
         count: Their number.
         options: Options of the gRPC port; None if it is off.
-        context: What the part may use.
+        context: The server's objects for its parts.
 
     Attributes:
         http: The HTTP ports whose connections they have.
@@ -33,7 +33,7 @@ class FrontsPart(ServerPart):
         self.http = self._server.http
 
     def transport(self) -> Transport:
-        """What serves the gRPC port."""
+        """Transport of the gRPC port: the front processes."""
         return Transport(self._server, FrontDecoder, FrontEncoder())
 
     def start(self) -> None:

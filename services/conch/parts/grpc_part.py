@@ -17,8 +17,8 @@ class GrpcPart(Port):
 
     Args:
         options: Its options.
-        context: What it may use.
-        transport: What serves it; None for what the options name.
+        context: The server's objects for its parts.
+        transport: Transport of the port; None for the one that the options name.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -49,7 +49,7 @@ class GrpcPart(Port):
         return self._front_end.start()
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
-        """What clients have caused, if the transport counts it."""
+        """Metrics of closed connections, ended calls and received bytes, if the transport counts them."""
         counts = self._front_end.client_counts
         return [] if counts is None else client_families(*counts)
 

@@ -13,7 +13,7 @@ class HttpPart(Port):
 
     Args:
         options: Its options.
-        context: What it may use.
+        context: The server's objects for its parts.
         service: Its name in Triton's line of a started service.
     """
 

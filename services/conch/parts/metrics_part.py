@@ -146,7 +146,7 @@ class MetricsPart(Port):
             self._export.finish(min(_EXPORT_S, grace_s))
 
     def close(self, grace_s: float) -> bool:
-        """Stops listening; returns whether all scrapes were answered in time."""
+        """Stops listening; True if all scrapes were answered in time."""
         ended = True
         if self._listener is not None:
             ended, self._listener = self._listener.close(grace_s), None

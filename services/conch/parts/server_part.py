@@ -57,13 +57,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """What the parts of one server may use.
+    """Objects of one server, for its parts.
 
     Attributes:
         core: State of the server: its models and its stage.
         agent: The control plane.
         control: Options of the control plane.
-        services: What operations use: log settings, trace settings, shared memory.
+        services: Services for operations: log settings, trace settings, shared memory.
         access: The access policy; None without one.
         loop: The event loop that HTTP ports share.
         addresses: The addresses that the server listens on, which forks close.
@@ -126,8 +126,8 @@ class ServerPart(ABC):
     server.
 
     Attributes:
-        for_clients: Whether it serves requests to models; such parts come first.
-        before_models: Whether it starts before the models are loaded.
+        for_clients: True if it serves requests to models; such parts come first.
+        before_models: True if it starts before the models are loaded.
     """
 
     for_clients: ClassVar[bool] = False
@@ -171,18 +171,18 @@ class ServerPart(ABC):
         """Refuses loads and unloads from now on, as the server stops."""
 
     def drain(self, grace_s: float) -> bool:
-        """Refuses new clients and waits for requests in flight; returns whether all ended in time."""
+        """Refuses new clients and waits for requests in flight; True if all ended in time."""
         return True
 
     def disconnect(self, grace_s: float) -> bool:
-        """Closes connections of clients, once no part has requests; returns whether all ended in time."""
+        """Closes connections of clients, once no part has requests; True if all ended in time."""
         return True
 
     def flush(self, grace_s: float) -> None:
         """Sends what the part has collected, before the models are unloaded."""
 
     def close(self, grace_s: float) -> bool:
-        """Ends what is left, once the models are unloaded; returns whether all work ended in time.
+        """Ends what is left, once the models are unloaded; True if all work ended in time.
 
         Also called for parts that have not been started.
         """
@@ -199,7 +199,7 @@ class Port(ServerPart):
 
     Args:
         options: Its options, with the address.
-        context: What it may use.
+        context: The server's objects for its parts.
         security: Its protection, such as ``TLS``, for the table of ports.
         scheme: Beginning of its URL; empty for gRPC.
 

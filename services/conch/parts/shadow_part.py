@@ -24,5 +24,5 @@ class ShadowPart(ServerPart):
         return shadow_families(self._shadows.all())
 
     def drain(self, grace_s: float) -> bool:
-        """Copies nothing from now on; returns whether the threads ended in time."""
+        """Copies nothing from now on; True if the threads ended in time."""
         return self._shadows.stop(grace_s)

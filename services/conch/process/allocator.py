@@ -47,7 +47,7 @@ def keep_large_blocks() -> bool:
     1.7 %. ``MALLOC_ARENA_MAX`` in the environment wins.
 
     Returns:
-        Whether the allocator accepted the settings; only glibc has them.
+        True if the allocator accepted the settings; only glibc has them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""What a server announces at its start: models and endpoints, as tables for people or as lines of a log."""
+"""Announcement of a server's start: models and endpoints, as tables for people or as lines of a log."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def exposure(options: PartOptions) -> str:
 
 
 def _openings(options: PartOptions) -> Iterator[Opening]:
-    """What the server's own ports open."""
+    """Openings of the server's own ports, without those of add-ons."""
     server = options.server
     policy = server.access_policy is not None
     for name, port in _ports(options):

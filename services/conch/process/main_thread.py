@@ -28,7 +28,7 @@ class Startable(Protocol):
         """Returns when the server serves; raises if it is stopped meanwhile."""
 
     def stop(self) -> bool:
-        """Stops from any thread, also during the start; returns whether everything was finished."""
+        """Stops from any thread, also during the start; True if everything was finished."""
 
 
 class Task:
@@ -68,7 +68,7 @@ class Signals:
     """Waits for SIGTERM, SIGINT and other wake-ups.
 
     Attributes:
-        asked: Whether a signal has come. A second one ends the process at once with 128 plus its number.
+        asked: True if a signal has come. A second one ends the process at once with 128 plus its number.
 
     Args:
         flush: Called before that end, to write out the log.

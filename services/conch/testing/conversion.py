@@ -106,8 +106,8 @@ class Request(TypedDict, total=False):
         parameters: Request parameters.
         request_id: Its id.
         sequence_id: Its sequence.
-        sequence_start: Whether it starts the sequence.
-        sequence_end: Whether it ends the sequence.
+        sequence_start: True if it starts the sequence.
+        sequence_end: True if it ends the sequence.
         priority: Its priority level.
         timeout_us: Queue timeout in microseconds.
         deadline_s: Seconds after which it is abandoned.

@@ -33,7 +33,7 @@ class Repository:
     """Models that can call each other.
 
     Args:
-        placement: Where Python models run.
+        placement: Process in which Python models run: ``in_process`` or ``worker``.
         backend_directory: Directory of backends that are not installed; None for Triton's.
 
     Attributes:
@@ -113,7 +113,7 @@ class Repository:
 
     @property
     def is_left(self) -> bool:
-        """Whether models are loaded, also after `close`, which may then be called again."""
+        """True if models are loaded, also after `close`, which may then be called again."""
         return bool(self._loaded)
 
     def _close(self, model: Servable) -> bool:

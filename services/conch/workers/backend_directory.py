@@ -30,7 +30,7 @@ def backends_within(
         directory: The directory of backends; None for Triton's.
         find: Finds installed backends.
         told: Facts of the server for libraries, besides their options.
-        has_gpus: Whether the server uses GPUs.
+        has_gpus: True if the server uses GPUs.
         policies: Host policies for instances of libraries.
     """
     root = (directory or DEFAULT_DIRECTORY).absolute()

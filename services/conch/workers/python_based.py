@@ -71,7 +71,7 @@ class PythonBasedBackend(PythonBackend):
 
 
 def has_model_file(directory: Path) -> bool:
-    """Whether the directory of a backend has its code."""
+    """True if the directory of a backend has a `model.py`."""
     return (directory / _FILE).is_file()
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Place(Protocol):
-    """Where a store is: its text for logs is also its `str`."""
+    """Location of a store; `str` gives its text for logs."""
 
     @property
     def text(self) -> str:
@@ -92,7 +92,7 @@ class Connection(Generic[PlaceT, StoreT]):
     """A connection to one store.
 
     Args:
-        location: Where it is.
+        location: Its location.
         open_store: Opens it; the float is the longest silence in seconds.
         credentials: Read when it is opened.
         timeouts: Limits of all operations.

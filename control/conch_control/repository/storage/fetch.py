@@ -44,7 +44,7 @@ class FetchItem:
 
 @dataclass(slots=True)
 class Checksums:
-    """Whether a store's checksums can be trusted; some etags only look like an MD5."""
+    """Trust in a store's checksums: `doubtful` once etags that look like an MD5 have proved not to be one."""
 
     doubtful: bool = False
 

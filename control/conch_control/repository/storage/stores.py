@@ -79,7 +79,7 @@ class Contents:
     Attributes:
         files: Objects by path in the model's directory.
         directories: Directories, also empty ones.
-        problem: Why it can't be a directory; empty if it can.
+        problem: Reason for which it can't be a directory; empty if it can.
     """
 
     files: Mapping[str, StoredObject]

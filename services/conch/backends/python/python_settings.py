@@ -67,7 +67,7 @@ class Settings:
             ``start-timeout-seconds``); None for no limit.
         unload_grace_s: Seconds after which an unload cancels running requests
             (``CONCH_UNLOAD_GRACE_SECONDS``, ``unload-grace-seconds``); None for never.
-        strict_outputs: Whether outputs whose datatype or rank contradicts the config are refused
+        strict_outputs: True if outputs whose datatype or rank contradicts the config are refused
             (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``) rather than served and noted.
     """
 

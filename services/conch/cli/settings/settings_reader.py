@@ -54,7 +54,7 @@ def read_flags(
     Args:
         arguments: The command line without the command.
         environment: The environment variables.
-        as_triton: Whether a flag of Triton without effect is a warning, and no error.
+        as_triton: True if a flag of Triton without effect is a warning, and no error.
         defaults: The defaults of `conch demo` by key, as texts.
 
     Raises:

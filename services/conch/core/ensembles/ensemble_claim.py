@@ -41,7 +41,7 @@ class EnsembleClaim:
 
     @property
     def fast(self) -> bool:
-        """Whether the first model's batches are short enough to run while no thread polls."""
+        """True if the first model's batches are short enough to run while no thread polls."""
         return self._first.fast
 
     @staticmethod

@@ -35,7 +35,7 @@ class EnsembleModel:
         spec: Its model spec.
         statistics: Its counters. The time from receipt to answer counts as inference.
         version_text: The version number as the protocol carries it.
-        plan: How tensors pass through it.
+        plan: Plan of its tensors.
         admission: Admits the requests of its steps.
         fitting: Makes them.
         clock: Monotonic time in nanoseconds.

@@ -26,7 +26,7 @@ def fitted(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
         tensor: The tensor.
         name: The new name.
         rank: Expected number of dimensions, with the batch dimension.
-        batches: Whether the first of them is the batch.
+        batches: True if the first of them is the batch.
     """
     shape = tensor.shape
     if batches and len(shape) == rank - 1:

@@ -108,7 +108,7 @@ class Answer:
         outputs: The ensemble's outputs by name, without absent ones; None for a final flag alone.
         correlation: Their sequence.
         error: The error; there are no outputs then.
-        final: Whether it is the last answer.
+        final: True if it is the last answer.
     """
 
     __slots__ = ("correlation", "error", "final", "outputs")
@@ -168,7 +168,7 @@ class Flow:
         correlation: The request's sequence.
 
     Attributes:
-        over: Whether the last answer is made; runs may still be in flight.
+        over: True if the last answer is made; runs may still be in flight.
     """
 
     def __init__(self, plan: Plan, requested: tuple[str, ...] | None, correlation: Correlation) -> None:
@@ -185,7 +185,7 @@ class Flow:
 
     @property
     def drained(self) -> bool:
-        """Whether the last answer is made and no run is in flight."""
+        """True if the last answer is made and no run is in flight."""
         return self.over and not self._running
 
     @property
@@ -229,7 +229,7 @@ class Flow:
             run: The run of the step.
             outputs: Its outputs by the model's names; None for a final flag alone.
             parameters: The response's parameters.
-            final: Whether it is the run's last response.
+            final: True if it is the run's last response.
         """
         if final:
             self._running.discard(run)

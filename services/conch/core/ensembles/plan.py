@@ -1,4 +1,4 @@
-"""How tensors pass through an ensemble: computed at load, and once for each set of requested outputs.
+"""Plan of the tensors of an ensemble: computed at load, and once for each set of requested outputs.
 
 Each response of a decoupled step continues separately, so tensors live in *scopes*: scope 0 is the request's,
 and every decoupled step opens one for its outputs. The inputs of a step, and the outputs of the ensemble, are
@@ -26,7 +26,7 @@ class Step:
         version: Its version as clients write it; empty for the newest that is ready.
         inputs: Inputs of the model, each with its tensor of the ensemble.
         outputs: Outputs of the model, each with its tensor of the ensemble.
-        decoupled: Whether the model is decoupled.
+        decoupled: True if the model is decoupled.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Plan:
         max_inflight: Limit of a decoupled step's responses in flight; 0 for none.
 
     Attributes:
-        decoupled: Whether the ensemble is decoupled.
+        decoupled: True if the ensemble is decoupled.
 
     Raises:
         InvalidArgumentError: A step mixes tensors of different scopes; the text is Triton's.

@@ -58,7 +58,7 @@ class BatchSelector:
         return IDLE
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When an idle instance that waits for no resources has a batch; None for never."""
+        """Time at which an idle instance that waits for no resources has a batch; None for no such batch."""
         if not self._idle:
             return None
         if self._scheduler.eager:
@@ -71,7 +71,7 @@ class BatchSelector:
         return self._idle if due_ns is not None and due_ns <= now_ns else ()
 
     def has_use_for(self, instance: BackendInstance, now_ns: int) -> bool:
-        """Whether an instance that has become idle is available, and may run a batch that is due."""
+        """True if an instance that has become idle is available, and a batch that it may run is due."""
         return self._instances.is_available(instance) and instance in self.needed(now_ns)
 
 
@@ -155,7 +155,7 @@ class NamedSelector(LimitedSelector):
         return [one for one, (due, _) in self._dues(now_ns).items() if due <= now_ns]
 
     def _dues(self, now_ns: int) -> dict[BackendInstance, tuple[int, int]]:
-        """When each idle instance has a batch, and its number."""
+        """Time at which each idle instance has a batch, with the instance's number."""
         dues = self._scheduler.instance_dues(now_ns)
         pairs = [(self._instances.by_number.get(number), (due, number)) for number, due in dues.items()]
         return {one: due for one, due in pairs if one is not None and one in self._idle}

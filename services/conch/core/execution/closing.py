@@ -18,7 +18,7 @@ class Closing:
     requests are complete. Whatever changes one of these calls `check`.
 
     Attributes:
-        begun: Whether new requests are refused.
+        begun: True if new requests are refused.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Closing:
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes the accepted ones, and ends the threads.
 
-        Returns whether everything finished in time; if not, the threads end with their batches.
+        Returns True if everything finished in time; if not, the threads end with their batches.
         """
         runner = self._runner
         with runner.lock:

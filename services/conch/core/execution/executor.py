@@ -131,7 +131,7 @@ class Executor:
             done: Takes the outcome if it comes later, and has the batch finished.
 
         Returns:
-            Whether the batch has run; its requests are settled, and open where responses may follow.
+            True if the batch has run; its requests are settled, and open where responses may follow.
         """
         if REQUESTS.on:
             REQUESTS.execute(batch, self._spec)
@@ -256,7 +256,7 @@ class Executor:
     def _end_of_unanswered(
         self, batch: Batch, request: InferenceRequest, execution: ExecutionRecord
     ) -> RequestEnd | ConchError:
-        """How a request without a response ends, or the error that it ends with."""
+        """End of a request that has no response after its batch, or the error to answer it with."""
         rescheduled, request.rescheduled = request.rescheduled, False
         if rescheduled and not (request.filler or request.completed):
             return self._run_again(batch, request)

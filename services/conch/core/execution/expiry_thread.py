@@ -23,7 +23,7 @@ class ExpiryThread:
     """The expired requests of a runner.
 
     Attributes:
-        wakes_ns: When the thread looks next; earlier limits have to `wake` it.
+        wakes_ns: Monotonic time of the thread's next check; earlier limits have to `wake` it.
         incomplete: Number of expired requests that are not complete.
     """
 

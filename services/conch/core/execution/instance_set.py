@@ -45,11 +45,11 @@ class InstanceSet:
     """The instances of a runner, at first all idle.
 
     Attributes:
-        blocks: Whether they run batches on the thread that starts them.
-        allow_inline: Whether batches may run inline; those that are only started always may.
+        blocks: True if they run batches on the thread that starts them.
+        allow_inline: True if batches may run inline; those that are only started always may.
         count: Number of instances that are not removed.
         idle: The instances that can take a batch; the last one runs next.
-        several: Whether any takes several batches at a time.
+        several: True if any takes several batches at a time.
         by_number: Instances by the numbers that batches may name.
         retiring: Instances that are removed with their last batch.
         running: The batches of busy and retiring instances.
@@ -97,7 +97,7 @@ class InstanceSet:
         self._add(instances)
 
     def gauges(self) -> Gauges:
-        """What the version does now; takes the lock."""
+        """Current gauges of the version; takes the lock."""
         runner = self._runner
         with runner.lock:
             now = runner.clock()
@@ -137,7 +137,7 @@ class InstanceSet:
 
     @property
     def all_rest(self) -> bool:
-        """Whether no instance runs a batch."""
+        """True if no instance runs a batch."""
         return not self.running
 
     def take(self, instance: BackendInstance) -> None:
@@ -159,7 +159,7 @@ class InstanceSet:
         return True
 
     def is_available(self, instance: BackendInstance) -> bool:
-        """Whether an idle instance can take a batch; if not, it becomes unavailable."""
+        """True if an idle instance can take a batch; if not, it becomes unavailable."""
         if instance.blocks:
             return True
         token = object()

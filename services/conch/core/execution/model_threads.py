@@ -14,7 +14,7 @@ class ModelThreads:
     All calls but `join` hold the runner's lock.
 
     Attributes:
-        timed_ns: When the thread wakes that waits for a delayed batch; `NEVER` if none does.
+        timed_ns: Time at which the thread that waits for a delayed batch wakes; `NEVER` if none waits.
     """
 
     __slots__ = ("_name", "_runner", "_sleeping", "_threads", "timed_ns")

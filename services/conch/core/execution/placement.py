@@ -36,13 +36,13 @@ InstanceKind = tuple[InstanceGroup, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one instance lives.
+    """Name, device and resources of one instance.
 
     Attributes:
         name: Instance name, ``<group>_<index>``; the same on each GPU of a group.
         kind: ``CPU``, ``GPU`` or ``MODEL``.
         device_id: GPU number; 0 for other kinds.
-        passive: Whether the instance is created but never runs a batch.
+        passive: True if the instance is created but never runs a batch.
         profiles: Optimisation profiles, for backends with them.
         resources: Resources needed to run a batch, with rate limits.
         priority: Its weight in the rate limiter.
@@ -71,7 +71,7 @@ def resolve(
         groups: As configured: a kind may be ``AUTO``, a count 0, a name or the GPUs empty.
         devices: Devices of the machine.
         cpu_count: Default count of a group on the CPU.
-        allows_gpus: Whether the backend uses GPUs by default.
+        allows_gpus: True if the backend uses GPUs by default.
 
     Raises:
         InvalidArgumentError: A group can't be placed; the text is Triton's.
@@ -103,13 +103,13 @@ def filled(
 
 
 def group_problem(model: str, group: InstanceGroup, devices: Devices) -> str | None:
-    """Why a filled group can't be placed, in Triton's words; None if it can."""
+    """Error text if a filled group can't be placed, in Triton's words; else None."""
     problem = _problem(group, devices)
     return None if problem is None else f"instance group {group.name} of model {model} {problem}"
 
 
 def count_problem(model: str, groups: Iterable[InstanceGroup]) -> str | None:
-    """Why filled groups have too many instances; None if they do not."""
+    """Error text if filled groups have more than `MOST_INSTANCES` instances; else None."""
     count = sum(group.count * len(devices_of(group)) for group in groups)
     if count <= MOST_INSTANCES:
         return None

@@ -23,7 +23,7 @@ class RateLimiter:
     """Grants resources to instances.
 
     Args:
-        limits: How much there is of each resource; see `ResourceScheduler`.
+        limits: Amount of each resource; see `ResourceScheduler`.
     """
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:

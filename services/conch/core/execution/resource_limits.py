@@ -120,11 +120,11 @@ class ResourceLimits:
         self._to_notify += self._limiter.give_back(grants)
 
     def may_run(self, instance: BackendInstance) -> bool:
-        """Whether an idle instance need not wait for a grant."""
+        """True if an idle instance holds its grant, needs none or has requested none yet."""
         grant = self._grants.get(instance)
         return grant is None or grant.state is not GrantState.WAITING
 
     def asks(self, instance: BackendInstance) -> bool:
-        """Whether an idle instance waits for a grant, or holds one."""
+        """True if an idle instance waits for a grant or holds one."""
         grant = self._grants.get(instance)
         return grant is not None and grant.state is not GrantState.RESTING

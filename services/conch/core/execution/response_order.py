@@ -27,7 +27,7 @@ _Response = tuple[InferenceRequest, InferenceResponse | None, bool]
 
 
 def keeps_order(spec: ModelSpec) -> bool:
-    """Whether a model's config asks for ordered responses."""
+    """True if a model's config sets `preserve_ordering`."""
     return (spec.batching is not None and spec.batching.preserve_ordering) or (
         spec.sequence is not None and spec.sequence.preserve_ordering
     )

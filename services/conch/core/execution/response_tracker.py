@@ -28,7 +28,7 @@ class ResponseTracker:
     Args:
         statistics: Counts requests and executions.
         clock: Monotonic time in nanoseconds.
-        decoupled: Whether each response is counted too.
+        decoupled: True if each response is counted too.
 
     Attributes:
         runner: Its close waits for the open requests; None for a warm-up.

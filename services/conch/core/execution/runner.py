@@ -36,7 +36,7 @@ A thread that has taken a batch runs it and those that follow (`Runner._run_batc
 
     1. The instance starts the batch, without the lock. All other steps hold it.
     2. If the batch is done, here or on another thread, it is RELEASED; otherwise it is STARTED.
-    3. The next batch is taken. If time is up and one is due, it is left to the caller, who has the claim.
+    3. The next batch is taken. If time is up and one is due, it is left to the caller, which has the claim.
     4. If no batch follows and the runner closes, this may have been the last one.
 
 A claim is the promise of a thread to run the next batches soon. While it exists, no other thread is woken for
@@ -101,7 +101,7 @@ FAST_NS = 500_000
 
 
 class BatchState(Enum):
-    """Where a batch is; the module has the table."""
+    """State of a batch; the module has the table of transitions."""
 
     TAKEN = "taken"
     STARTED = "started"
@@ -113,10 +113,10 @@ _TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
 class _Thread(threading.local):
-    """What the module knows of a thread.
+    """State of each thread that runs or finishes batches.
 
     Attributes:
-        bypasses: Whether it bypasses claims.
+        bypasses: True if it bypasses claims.
         received: The outcomes that it finishes next; None if it finishes no batch.
     """
 
@@ -149,13 +149,13 @@ class Runner(RunnerBase):
         instances: The model's instances, all idle; either all of them block or none.
         executor: Runs a batch on an instance.
         clock: Monotonic time in nanoseconds.
-        named: Whether batches name their instance.
+        named: True if batches name their instance.
         order: Keeps responses in the order of the requests; None if the model does not ask for it.
         limits: The resources of the instances; None if they need none.
 
     Attributes:
-        instances: The instances, by what they do; resizes them.
-        closing: Whether and how it closes.
+        instances: The instances: idle, running or retiring; resizes them.
+        closing: State of the close.
         expiry: Fails requests that have waited for too long.
         threads: The model's own threads.
         selector: Chooses the instance of a batch; None if any idle one may run any batch.
@@ -206,11 +206,11 @@ class Runner(RunnerBase):
 
     @property
     def fast(self) -> bool:
-        """Whether running inline takes little time: recent batches were short, or are only started."""
+        """True if running inline takes little time: recent batches were short, or are only started."""
         return not self._blocks or 0 < self._mean_ns < FAST_NS
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence."""
+        """True if a request belongs to a live sequence."""
         with self.lock:
             return self.scheduler.continues(request)
 
@@ -398,7 +398,7 @@ class Runner(RunnerBase):
         return None
 
     def _due_ns(self, now: int) -> int | None:
-        """When an idle instance has a batch; called with the lock held, while an instance is idle."""
+        """Time of the next batch, None for none; called with the lock held, while an instance is idle."""
         if self.selector is not None:
             return self.selector.due_ns(now)
         if self.scheduler.eager:
@@ -408,7 +408,7 @@ class Runner(RunnerBase):
     def _run_batches(self, batch: Batch | None, end_ns: int | None) -> bool:
         """Runs or starts a batch, then what else is ready; the module has the steps.
 
-        After `end_ns` no other batch starts; returns whether one is due then, which is left to the caller
+        After `end_ns` no other batch starts; True if one is due then, which is left to the caller
         with the claim.
         """
         claimed = False

@@ -1,4 +1,4 @@
-"""What the parts of a runner share: its lock, its clock, its queue, and what they ask of it."""
+"""Base class of runners, for their parts: lock, clock, queue, and the methods that the parts call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunnerBase(ABC):
 
     @abstractmethod
     def check_drained(self) -> bool:
-        """Whether the runner closes and is drained: then all that wait for it end; with the lock held."""
+        """True if the runner closes and is drained; then lets `close` and the threads end. Lock held."""
 
     @abstractmethod
     def check_open(self) -> None:

@@ -18,8 +18,8 @@ class Shaper:
     """Converts shapes of clients to those of the backend and back, for one model version.
 
     Attributes:
-        reshapes_inputs: Whether `shape_inputs` has anything to do.
-        reshapes_outputs: Whether `shape_response` has anything to do for a request that wants all outputs.
+        reshapes_inputs: True if `shape_inputs` has anything to do.
+        reshapes_outputs: True if `shape_response` has anything to do for a request that wants all outputs.
     """
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -29,7 +29,7 @@ from conch.core.validation import RequestValidator, shape_text
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""How often a load that waits for a model checks whether it was cancelled."""
+"""Interval in which a load that waits for a model checks for its cancellation."""
 
 _PROGRESS_NS = 2 * 10**9
 """Time between lines about a warm-up that takes long."""
@@ -78,7 +78,7 @@ class Warmup:
                 log.warning("model '%s': %s", spec.name, error.message)
 
     def __bool__(self) -> bool:
-        """Whether there are samples."""
+        """True if there are samples."""
         return bool(self._samples)
 
     def run(self, instance: BackendInstance, name: str) -> None:

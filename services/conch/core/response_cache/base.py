@@ -16,11 +16,11 @@ class ResponseCache(ABC):
     """Stores entries, which are bytes, by key; all methods may be called from several threads at once.
 
     Attributes:
-        blocking: Whether calls wait for something outside this process, such as a network. They are then made
+        blocking: True if calls wait for something outside this process, such as a network. They are then made
             on threads of their own, and an exception means that the cache is out of order for now.
-        shared: Whether other servers, or this one after a restart, see the entries. Keys then identify models
+        shared: True if other servers, or this one after a restart, see the entries. Keys then identify models
             by their files; else by each load.
-        ttl_ns: How long entries are valid for models without a time of their own; 0 for no limit.
+        ttl_ns: Lifetime of entries, for models without one of their own, in nanoseconds; 0 for no limit.
         connections: With `blocking`, number of calls at the same time.
         patience_ns: With `blocking`, how long a request may wait for a thread.
     """
@@ -42,10 +42,10 @@ class ResponseCache(ABC):
         Args:
             key: A digest.
             entry: The entry.
-            ttl_ns: How long it is valid, in nanoseconds; 0 for no limit.
+            ttl_ns: Its lifetime in nanoseconds; 0 for no limit.
 
         Returns:
-            Whether there was room for it.
+            True if there was room for it.
         """
 
     def close(self) -> None:

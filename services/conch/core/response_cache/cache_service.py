@@ -24,7 +24,7 @@ class CacheService:
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        shared: Whether other servers, or this one after a restart, see the entries.
+        shared: True if other servers, or this one after a restart, see the entries.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class CacheThreads:
 
     @property
     def healthy(self) -> bool:
-        """Whether the cache answers, or a retry is due."""
+        """True if the last calls of the cache succeeded, or a retry is due."""
         return not self._failed or self._clock() >= self._retry_ns
 
     def submit(self, task: Callable[[], None], nbytes: int = 0) -> bool:

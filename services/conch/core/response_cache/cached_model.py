@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Use(Enum):
-    """How a request uses the cache; the values of its parameter.
+    """Use of the cache by a request; the values of its parameter.
 
     Attributes:
         NORMAL: Served from the cache if possible; else the model's response is stored.
@@ -37,7 +37,7 @@ class Use(Enum):
 
 
 def use_of(request: InferenceRequest) -> Use:
-    """How a request uses the cache. Raises InvalidArgumentError: the parameter has another value."""
+    """Reads the parameter of a request. Raises InvalidArgumentError: its value is not one of `Use`."""
     if not request.parameters or ORDER not in request.parameters:
         return Use.NORMAL
     value = request.parameters[ORDER]

@@ -57,7 +57,7 @@ class LocalCache(ResponseCache):
 
     Args:
         capacity: Bytes of keys, entries and overhead.
-        ttl_ns: How long entries are valid by default; 0 for no limit.
+        ttl_ns: Default lifetime of entries, in nanoseconds; 0 for no limit.
         clock: Monotonic time in nanoseconds.
     """
 

@@ -29,7 +29,7 @@ class DynamicBatcher(Scheduler):
     Args:
         max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
         preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
-        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        max_queue_delay_ns: Longest wait of the oldest request for others, in nanoseconds.
         max_queue_size: Limit of queued requests; 0 for none.
         queue: The queue; None for first in, first out.
 
@@ -101,7 +101,7 @@ class DynamicBatcher(Scheduler):
             self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When the forming batch is sent, as things stand."""
+        """Time at which the forming batch is sent if no other request comes; None without queued requests."""
         if not self.pending:
             return None
         self._grow()

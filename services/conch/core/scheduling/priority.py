@@ -20,7 +20,7 @@ class PriorityBatcher(DynamicBatcher):
     Args:
         max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
         preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
-        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        max_queue_delay_ns: Longest wait of the oldest request for others, in nanoseconds.
         max_queue_size: Limit of queued requests on all levels; 0 for none.
         policies: The policy of each level, highest first.
         default_level: Level of requests without one, counted from 1.

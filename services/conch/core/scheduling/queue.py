@@ -147,7 +147,7 @@ class PriorityQueue:
         self._remove(request, rank)
 
     def delays(self, request: InferenceRequest) -> bool:
-        """Whether the policy delays a request whose timeout has passed."""
+        """True if the policy delays a request whose timeout has passed, instead of rejecting it."""
         return self._policies[self._ranks[request] // 2].delays
 
     def delay(self, request: InferenceRequest) -> None:
@@ -158,7 +158,7 @@ class PriorityQueue:
         self.append(request)
 
     def precedes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        """Whether a request precedes another one even if it comes later."""
+        """True if a request precedes another one by its level or delay, even if it came later."""
         return self._ranks[request] < self._ranks[other]
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from conch.core.request import InferenceRequest, RunTimes
 class Batch:
     """Requests that run together: one object from the scheduler's decision to the last response.
 
-    The scheduler makes it; the runner, the executor and the instance keep what they know of it here.
+    The scheduler makes it; the runner, the executor and the instance keep their state of it here.
 
     Attributes:
         requests: The requests, in queue order or, with the direct strategy, by row.
@@ -20,9 +20,9 @@ class Batch:
         fillers: Number of requests that only fill a row (`InferenceRequest.filler`), one row each.
         instance: Number of the only instance that may run it; None for any.
         compute_start_ns: Monotonic time at which an instance took the batch.
-        compute_input_end_ns: When its inputs were ready for the model.
-        compute_output_start_ns: When the model had its results.
-        compute_end_ns: When all responses were made.
+        compute_input_end_ns: Monotonic time at which its inputs were ready for the model.
+        compute_output_start_ns: Monotonic time at which the model had its results.
+        compute_end_ns: Monotonic time at which all responses were made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
         runs_on: The `BackendInstance` that the runner chose; unset before.
         state: The runner's `BatchState`; unset before an instance took the batch.
@@ -88,11 +88,11 @@ Decision = Batch | WaitUntil | Idle
 
 
 class Timers(Protocol):
-    """What a scheduler wants to be called for at a certain time."""
+    """Expiries of queued requests or sequences, at which a scheduler is called."""
 
     @property
     def next_ns(self) -> int:
-        """No time comes before this monotonic one; it may be too early, and is `NEVER` for none at all."""
+        """Lower bound of the next expiry, in monotonic ns; `NEVER` if nothing expires."""
 
 
 class Scheduler(ABC):
@@ -103,9 +103,9 @@ class Scheduler(ABC):
     while it is queued. A scheduler whose batches name their instance knows from `complete` which are idle.
 
     Attributes:
-        expiries: When to call `expired`, before the next batch is asked for.
+        expiries: Times at which to call `expired`, before the next batch is taken.
         pending: Number of requests queued; without any there is no batch.
-        eager: Whether there is a batch at once whenever any request is queued.
+        eager: True if there is a batch at once whenever any request is queued.
     """
 
     __slots__ = ()
@@ -120,14 +120,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:
-        """When `next_batch` has a batch: at once if not after `now_ns`; None for never, as things stand."""
+        """Time at which `next_batch` has a batch if no request comes; None for never. Due if <= `now_ns`."""
 
     @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
         """Decides what an idle instance runs next; a returned batch has left the queue."""
 
     def instance_dues(self, now_ns: int) -> Mapping[int, int]:
-        """When each idle instance has a batch, as `due_ns`, by number; empty if batches name no instance."""
+        """`due_ns` of each idle instance with a batch, by its number; empty if batches name no instance."""
         return {}
 
     def next_batch_of(self, number: int, now_ns: int) -> Decision:
@@ -157,7 +157,7 @@ class Scheduler(ABC):
         """Starts closing: from now on only requests that `continues` allows are submitted."""
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence, which only this scheduler has."""
+        """True if a request belongs to a live sequence that takes more requests."""
         return False
 
     def end(self, correlation_id: int | str) -> None:

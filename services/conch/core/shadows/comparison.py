@@ -42,7 +42,7 @@ class Difference(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompareRules:
-    """How outputs are compared.
+    """Rules by which the outputs of a pair are compared.
 
     Attributes:
         atol: Absolute tolerance of floats.
@@ -63,7 +63,7 @@ class Figures:
 
     Attributes:
         output: Name of the output; empty for answers.
-        difference: How it differs; None if it agrees.
+        difference: Kind of difference; None if it agrees.
         within: Share of elements that are equal or within the tolerances.
         max_abs: Largest absolute difference of two elements; None for outputs that are no numbers.
         cosine: Cosine similarity of the finite elements; None if it is not defined.
@@ -100,7 +100,7 @@ class Answer:
         responses: The outputs of each response that has some.
         nbytes: Bytes of the outputs.
         error: The first error; None for none.
-        cut: Whether later responses were not kept.
+        cut: True if later responses were not kept.
         unread: Names of outputs that could not be kept.
     """
 

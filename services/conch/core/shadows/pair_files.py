@@ -27,7 +27,7 @@ class PairFiles:
     """The files of one shadow.
 
     Args:
-        directory: Where they are; made if it is missing.
+        directory: Directory of the files; made if it is missing.
         prefix: Beginning of their names, the same for one rollout.
     """
 

@@ -65,13 +65,13 @@ _OF_CLIENTS = frozenset(("INVALID_ARG", "NOT_FOUND", "CANCELLED", "RESOURCE_EXHA
 
 @dataclass(frozen=True, slots=True)
 class ShadowPolicy:
-    """What a rollout says about its shadow.
+    """Settings of a rollout's shadow.
 
     Attributes:
         share: Share of stable's requests that are copied, of `WHOLE`.
         inflight: Most pairs at once.
-        copy_regions: Whether inputs in clients' shared memory are copied; else such requests are left out.
-        rules: How outputs are compared.
+        copy_regions: True if inputs in clients' shared memory are copied; else such requests are left out.
+        rules: Rules by which outputs are compared.
     """
 
     share: int = WHOLE
@@ -114,7 +114,7 @@ class ShadowThreads(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether there is time for another comparison."""
+        """True if there is time for another comparison."""
 
 
 class Shadow:
@@ -123,16 +123,16 @@ class Shadow:
     Args:
         model: Identifier of the model.
         version: The candidate.
-        policy: What the rollout says.
+        policy: The rollout's settings.
         threads: Submit and compare.
         clock: Monotonic time in nanoseconds.
         files: Keeps the tensors of the worst pairs; None for none.
 
     Attributes:
-        active: Whether requests are copied; False once it is closed.
+        active: True if requests are copied; False once it is closed.
         policy: As given; may be replaced.
-        suspended: Whether other versions are too busy.
-        report: What comparisons found.
+        suspended: True if other versions are too busy.
+        report: Results of the comparisons.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Shadow:
         return MirroredModel(stable, candidate, self)
 
     def mirrors(self, correlation_id: int | str) -> bool:
-        """Whether a sequence of the candidate is a copy."""
+        """True if a sequence of the candidate is a copy."""
         return correlation_id in self._sequences
 
     def counts(self) -> ShadowCounts:
@@ -297,7 +297,7 @@ class Shadow:
         self.answered(pair)
 
     def hold(self, pair: ShadowPair, nbytes: int) -> bool:
-        """Whether a pair may hold more bytes of answers."""
+        """Reserves more bytes of answers for a pair; False if the shadow's pairs hold too many."""
         with self._lock:
             if self._answer_bytes + nbytes > MOST_HELD_BYTES:
                 return False

@@ -29,7 +29,7 @@ _UNRUN = frozenset(("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"))
 
 
 def _ran(error: ConchError | None) -> bool:
-    """Whether an error, or none, tells that the model has run."""
+    """True if the model has run: no error, or one other than cancellation, expiry and a full queue."""
     return error is None or not (error.code in _UNRUN or isinstance(error, QueueTimeoutError))
 
 
@@ -45,7 +45,7 @@ class MirroredSequence:
     Attributes:
         candidate: The version with the copies.
         waiting: Its pairs in the order of the requests, from the first one that is not answered.
-        broken: Whether no further copies are made.
+        broken: True if no further copies are made.
         used_ns: Time of the last request.
     """
 
@@ -62,7 +62,7 @@ class PairOwner(Protocol):
     """The shadow of a pair."""
 
     def hold(self, pair: ShadowPair, nbytes: int) -> bool:
-        """Whether the pair may hold more bytes of answers."""
+        """Reserves more bytes of answers for the pair; False if the shadow's pairs hold too many."""
 
     def answered(self, pair: ShadowPair) -> None:
         """The client's request has had its last response."""
@@ -115,7 +115,7 @@ class ShadowPair:
         stable: The version for the request.
         candidate: The version for the copy.
         ignored: Names of outputs that are not compared.
-        compares: Whether the answers are to be compared.
+        compares: True if the answers are to be compared.
 
     Attributes:
         responder: The responder of the client's request without the pair.
@@ -124,8 +124,8 @@ class ShadowPair:
         sequence: The sequence of both; None for none.
         trace_copy: Traces the copy; None if the request is not traced.
         compares: As given; False once an answer can't be kept.
-        answered: Whether the client's request has had its last response.
-        refused: Whether stable did not run the request, or its client left.
+        answered: True if the client's request has had its last response.
+        refused: True if stable did not run the request, or its client left.
         ours: The answer of the stable version.
         theirs: The answer of the candidate.
         input_bytes: Bytes of inputs that the pair holds.
@@ -245,7 +245,7 @@ class ShadowPair:
 
     @property
     def comparable(self) -> bool:
-        """Whether there is something to compare, once both have had their last response."""
+        """True if the answers can be compared, once both requests have had their last response."""
         empty = any(answer.cut and not answer.responses for answer in (self.ours, self.theirs))
         return self.compares and not empty and _ran(self.theirs.error)
 

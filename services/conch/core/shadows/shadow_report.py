@@ -1,4 +1,4 @@
-"""What is kept of a shadow's comparisons: counts, histograms of differences, and the worst pairs.
+"""Report of a shadow's comparisons: counts, histograms of differences, and the worst pairs.
 
 Threads and locks: any thread; one lock.
 """
@@ -97,7 +97,7 @@ class ShadowReport:
         Args:
             request_id: The client's request id.
             at: Seconds since 1970.
-            figures: What the comparison found.
+            figures: Results of the comparison.
             tensors: The pair's tensors, for a file.
         """
         bad = sorted((each for each in figures if each.difference is not None), key=_badness, reverse=True)

@@ -40,7 +40,7 @@ class Shadows:
     Args:
         saturation: Saturation of all versions, by the identity of their statistics.
         clock: Monotonic time in nanoseconds.
-        capture: Where the tensors of the worst pairs are kept; None for nowhere.
+        capture: Directory for the tensors of the worst pairs; None to keep none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Shadows:
             model: Identifier of the model.
             version: The candidate.
             rollout: Identifies the rollout: one shadow counts for all its steps.
-            policy: What applies from now on.
+            policy: Settings from now on.
 
         Returns:
             None once the server stops.
@@ -109,7 +109,7 @@ class Shadows:
             return [shadow for _, shadow in self._shadows.values()]
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends all shadows for good; returns whether their threads ended in time."""
+        """Ends all shadows for good; True if their threads ended in time."""
         with self._lock:
             self._stopped = True
             threads = self._threads
@@ -132,7 +132,7 @@ class Allowance:
         self._since_ns = now_ns
 
     def spend(self, cost_ns: int, now_ns: int) -> int:
-        """Takes the time of a comparison that ends now; returns how long to wait before the next one."""
+        """Takes the time of a comparison that ends now; returns the time to wait before the next one."""
         earned = (now_ns - self._since_ns) * COMPARE_SHARE
         self._left_ns = min(self._left_ns + earned, BURST_NS) - cost_ns
         self._since_ns = now_ns
@@ -174,7 +174,7 @@ class _Threads:
         self._pairs.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for both; returns whether they ended in time."""
+        """Waits for both; True if they ended in time."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))

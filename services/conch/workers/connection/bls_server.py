@@ -231,7 +231,7 @@ class BlsServer:
             pass  # the I/O loop notices
 
     def close(self) -> None:
-        """Cancels all calls: the worker is gone."""
+        """Cancels all calls, as the worker has ended."""
         with self._lock:
             self._closed = True
             requests = list(self._open.values())

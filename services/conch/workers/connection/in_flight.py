@@ -25,7 +25,7 @@ class InFlight:
     """A batch that a worker executes, or an open request of an earlier batch; for crash reports.
 
     Attributes:
-        since_ns: When it was sent, monotonic.
+        since_ns: Monotonic time at which it was sent.
         request_ids: Its requests' ids, from their clients.
     """
 
@@ -40,7 +40,7 @@ class SentBatch:
         number: Its number on the socket.
         batch: The batch.
         done: Called with the outcome.
-        since_ns: When it was sent, monotonic.
+        since_ns: Monotonic time at which it was sent.
         instance: Number of the worker's instance that runs it.
         again: Former numbers of rescheduled requests, by index; None if it has none.
         ended: Numbers of its requests that have their last response.
@@ -137,7 +137,7 @@ class InFlightTable:
         return sent
 
     def end(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
-        """Removes a batch; of its requests those stay open whose indexes are `left`. False if it is gone."""
+        """Removes a batch; requests with the indexes `left` stay open. False if the batch is not there."""
         with self._lock:
             if self.batches.pop(sent.number, None) is None:
                 return False

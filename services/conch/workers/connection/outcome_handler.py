@@ -24,11 +24,11 @@ class OutcomeHandler:
     """Completes batches, and delivers responses of senders.
 
     Args:
-        table: What the worker has.
+        table: The batches and open requests of the worker.
         abandon: Ends a request in the worker.
         grant: Grants response units to requests.
         states: Keeps the states of requests that run again, and of decoupled models; None without states.
-        decoupled: Whether the model is decoupled: then outcomes of batches have only states.
+        decoupled: True if the model is decoupled: then outcomes of batches have only states.
     """
 
     def __init__(

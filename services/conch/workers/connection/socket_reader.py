@@ -64,7 +64,7 @@ class SocketReader:
 
     @property
     def on_thread(self) -> bool:
-        """Whether the caller is the thread that reads."""
+        """True if the caller is the thread that reads."""
         loop = self._loop
         return loop is not None and loop.on_thread
 

@@ -109,7 +109,7 @@ class WaitingCalls:
         return loading(self._waiter, name, UnavailableError)
 
     def close(self) -> None:
-        """Ends all waits: the worker is gone."""
+        """Ends all waits, as the worker has ended."""
         with self._lock:
             self._by_number.clear()
             self._waiter.waiting = None

@@ -197,7 +197,7 @@ class WorkerConnection:
         return PENDING
 
     def in_flight(self) -> list[InFlight]:
-        """What the worker has, oldest first; after its loss, what it had."""
+        """Batches and open requests in the worker, oldest first; after its loss, those it had."""
         return self.table.in_flight()
 
     def kept(self, batch: Batch) -> list[OpenRequest]:
@@ -299,7 +299,7 @@ class WorkerConnection:
             finish()  # there are too many threads: the loop is held up
 
     def _finish(self, reason: str) -> None:
-        """Completes what the worker had and frees everything, once reading has ended; blocks."""
+        """Completes all batches and open requests and frees everything, once reading has ended; blocks."""
         self._finisher = threading.get_ident()
         try:
             self.lose(reason)

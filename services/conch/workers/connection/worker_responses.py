@@ -88,7 +88,7 @@ class OpenRequest:
         grant: Grants units to requests by number; None if the model is not decoupled.
 
     Attributes:
-        since_ns: When its batch was sent, once the batch is done.
+        since_ns: Monotonic time at which its batch was sent; set once the batch is done.
         watched: Its observer, or None.
     """
 

@@ -169,4 +169,4 @@ def kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # gone, or owned by another user
+        pass  # ended, or owned by another user

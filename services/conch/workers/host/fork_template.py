@@ -46,7 +46,7 @@ _ARGUMENTS_START = 48
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a new worker does: `role` on the socket `descriptor`; `name` is its instance's."""
+    """A request for a worker, which runs `role` on the socket `descriptor`; `name` is its instance's."""
 
     role: str
     name: str
@@ -183,7 +183,7 @@ class Template:
 
 def _kill_group(pid: int) -> None:
     """Kills a worker, which must not be reaped, and all processes of its group."""
-    with suppress(ProcessLookupError, PermissionError):  # gone, or owned by another user
+    with suppress(ProcessLookupError, PermissionError):  # ended, or owned by another user
         os.killpg(pid, signal.SIGKILL)
 
 

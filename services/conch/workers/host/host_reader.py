@@ -100,7 +100,7 @@ class HostReader:
             waiting.woken.release()
 
     def forked(self) -> None:
-        """Resets in a fork: threads that read or waited are gone."""
+        """Resets in a fork, which has no threads that read or wait."""
         self._lock = threading.Lock()
         self._busy = False
         self._waiting = []

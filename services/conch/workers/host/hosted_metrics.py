@@ -162,4 +162,4 @@ def _notify(server: Server, number: int, fields: dict[str, object]) -> None:
     try:
         server.notify(Message.METRIC, number, codec.encode_json(fields))
     except ChannelClosedError:
-        pass  # the server is gone
+        pass  # the server has closed the socket

@@ -44,7 +44,7 @@ class HostedRequest(InferenceRequest):
         granted: Response units that the server has granted; changed by the thread that reads.
         spent: Units used, which the last response may overdraw; changed by the sending thread.
         gone: True once its last response was sent, or the server has forgotten it.
-        waiting: What `when_read` is to call.
+        waiting: Function for `when_read` to call.
         area: Its inputs where a library reads them by their addresses; None if `inputs` has them.
     """
 
@@ -59,7 +59,7 @@ class HostedRequest(InferenceRequest):
 
     @property
     def behind(self) -> bool:
-        """Whether the next response would have to wait until the server grants units for it."""
+        """True if the next response has to wait until the server grants units for it."""
         return self.granted <= self.spent and not self.gone
 
     def when_read(self, work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What a library compiled for Triton asks of the server: its state, its models, outputs of other models.
+"""Calls of a library compiled for Triton to the server: its state, its models, inference by other models.
 
 Threads: each question has a thread of its own, as an answer may take long; responses come on the thread that
 reads.

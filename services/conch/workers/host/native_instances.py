@@ -35,7 +35,7 @@ def open_instances(
         host: The library, with its model.
         placements: The instances.
         policies: Their host policies, by name.
-        facts: What the library says of itself.
+        facts: Properties that the library reports.
 
     Raises:
         ConchError: A ModelInstanceInitialize failed; the first of them in the order of the instances.

@@ -67,7 +67,7 @@ class Buffer:
 
     Attributes:
         words: Its size; `data` has a few more, for readers of events.
-        address: Where it begins.
+        address: Address of its first byte.
         data: Its bytes.
     """
 
@@ -85,7 +85,7 @@ class Buffer:
 
 
 class ExecuteBuffers:
-    """What one instance's executions write to.
+    """Output buffers of one instance's executions.
 
     Attributes:
         out: The events.
@@ -143,7 +143,7 @@ class HostLibrary:
         self._library.conch_report_crashes()
 
     def open(self, file: Path, name: str, config: str) -> dict[str, Any]:
-        """Opens a backend; returns what it says of itself.
+        """Opens a backend; returns the properties that it reports.
 
         Raises:
             ConchError: The library can't be loaded, or its Initialize failed.
@@ -234,7 +234,7 @@ class HostLibrary:
         )
 
     def ready(self, index: int) -> bool:
-        """Whether an instance says that it is ready."""
+        """True if an instance reports that it is ready."""
         return bool(self._library.conch_ready(self._host, index) == OK)
 
     def close(self) -> None:

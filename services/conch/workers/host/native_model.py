@@ -538,7 +538,7 @@ class NativeInstance:
         return None if layout is None else JoinedResponses(layout, found.data)
 
     def _pack(self, batch: Batch, requests: Sequence[HostedRequest]) -> bytes:
-        """What `conch_execute` gets of the requests, which are registered."""
+        """Packs requests, and registers them, for `conch_execute`."""
         begin = self._model.begin
         words: list[int] = []
         parts: list[bytes] = []
@@ -610,7 +610,7 @@ class NativeInstance:
 
 
 def open_library(host: HostLibrary, library: Library, model_log: logging.Logger) -> dict[str, Any]:
-    """Opens a backend; returns what it says of itself.
+    """Opens a backend; returns the properties that it reports.
 
     Raises:
         ConchError: It can't be loaded, or its Initialize failed.
@@ -664,12 +664,12 @@ class _OpenRequest:
         return outputs
 
     def send_waiting(self, send: Callable[[_OpenRequest], None]) -> Callable[[], None]:
-        """What to call when the server has granted units."""
+        """Function that sends waiting responses, to call when the server has granted units."""
         return lambda: send(self)
 
 
 class _ResultMemory:
-    """What a response holds in the library; freed with the last view of it."""
+    """Memory of a response in the library; freed with the last view of it."""
 
     __slots__ = ("_host", "_result")
 
@@ -688,7 +688,7 @@ class _ResultMemory:
 
 
 class _Readiness:
-    """Whether all instances say that they are ready."""
+    """Readiness check of a model: all its instances report that they are ready."""
 
     def __init__(self, model: NativeModel) -> None:
         self._model = model

@@ -123,7 +123,7 @@ class LogText(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the backend does against the config or the interface."""
+    """A way in which the backend deviates from the config or the interface."""
 
     text: str
 
@@ -149,7 +149,7 @@ class MetricChange(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What the backend asks of the server; a load has parameters."""
+    """A call of the backend to the server; only a load has parameters."""
 
     call: int
     operation: int
@@ -241,7 +241,7 @@ def datatype_number(datatype: str) -> int:
 
 
 def pack_layout(inputs: LayoutKey, requested: Sequence[str]) -> bytes:
-    """What requests with the same tensors share."""
+    """Packs the layout that requests with the same tensors share."""
     parts = [_WORD.pack(len(inputs))]
     for name, datatype, shape in inputs:
         parts.append(pack_words((datatype_number(datatype), len(shape), *shape)))
@@ -298,7 +298,7 @@ def pack_error(call: Call, error: ConchError, final: bool = True) -> bytes:
 
 
 def address_of(array: Array) -> int:
-    """Where an array's memory begins."""
+    """Address of an array's memory."""
     address: int = array.__array_interface__["data"][0]
     return address
 

@@ -68,7 +68,7 @@ class ResponseFrames:
     """Writes responses of a model to a stream.
 
     Attributes:
-        used: Whether there have been any.
+        used: True if a response has been put.
     """
 
     def __init__(self, name: str, stream: MessageStream) -> None:
@@ -87,7 +87,7 @@ class ResponseFrames:
         """Writes a response now, or leaves it to the end of the turn.
 
         Raises:
-            ChannelClosedError: The server is gone.
+            ChannelClosedError: The server has closed the socket.
         """
         self.used = True
         loop: asyncio.AbstractEventLoop | None
@@ -103,13 +103,13 @@ class ResponseFrames:
         """Writes all that has been put, also what another thread is writing.
 
         Raises:
-            ChannelClosedError: The server is gone.
+            ChannelClosedError: The server has closed the socket.
         """
         with self._writing:
             self._write_frames()
 
     def _waits(self, loop: asyncio.AbstractEventLoop, response: SentResponse) -> bool:
-        """Whether a response of a turn of an event loop waits for others."""
+        """True if a response made in a turn of an event loop waits for others of the turn."""
         if self._loop is None:
             self._loop, self._count, self._bytes = loop, 0, 0
             self._since_ns = monotonic_ns()

@@ -92,7 +92,7 @@ class ResponseWriter:
         """Sends an encoded outcome, or the error why that failed.
 
         Raises:
-            ChannelClosedError: The server is gone.
+            ChannelClosedError: The server has closed the socket.
         """
         if self._frames.used:
             self._frames.flush()
@@ -107,7 +107,7 @@ class ResponseWriter:
         """Writes the responses that senders have sent.
 
         Raises:
-            ChannelClosedError: The server is gone.
+            ChannelClosedError: The server has closed the socket.
         """
         if self._frames.used:
             self._frames.flush()

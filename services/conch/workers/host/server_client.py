@@ -138,7 +138,7 @@ class ServerClient:
         return bool(self.query("ready", name=name, version=version)["ready"])
 
     def properties(self, name: str, version: str) -> tuple[bool, bool]:
-        """Whether a model is decoupled, and whether it batches."""
+        """Flags of a model: True if it is decoupled, and True if it batches."""
         found = self.query("properties", name=name, version=version)
         return bool(found["decoupled"]), bool(found["batches"])
 
@@ -190,7 +190,7 @@ class ServerClient:
         """Sends a query and waits for its result.
 
         Raises:
-            ConchError: The server replied with an error, or is gone.
+            ConchError: The server replied with an error, or has closed the socket.
         """
         number = next(self._numbers)
         encoded = codec.encode_json({"query": kind, **fields})

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from conch.workers.host.native_model import NativeModel
 
 SERVER_GONE = 3
-"""Exit status: the server is gone."""
+"""Exit status: the server has closed the socket."""
 BAD_MESSAGE = 4
 """Exit status: a message of the server was malformed."""
 FAILED = 5
@@ -89,7 +89,7 @@ class HostedInstance(Protocol):
 
 
 class Load(NamedTuple):
-    """What the server has told the worker to load."""
+    """A model to load, with its instances and its library, as the server has sent it."""
 
     spec: ModelSpec
     placements: list[Placement]
@@ -167,7 +167,7 @@ class Host:
 
     @property
     def runs_library(self) -> bool:
-        """Whether a library runs the model."""
+        """True if a library runs the model."""
         return self._native is not None
 
     # --- used by parts ------------------------------------------------------------------------------------

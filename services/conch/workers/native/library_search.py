@@ -20,7 +20,7 @@ def library_name(backend: str, runtime: str) -> str:
 def candidates(
     backend: str, runtime: str, directory: Path, version_directory: Path | None, backends: Path
 ) -> list[Path]:
-    """Where the library may be, in the order of search.
+    """Lists the paths at which the library may be, in the order of search.
 
     Args:
         backend: The backend's name.
@@ -35,7 +35,7 @@ def candidates(
 
 
 def has_library(backend: str, runtime: str, directory: Path | None, backends: Path) -> bool:
-    """Whether there is a library of the backend; without `directory`, in the directory of backends."""
+    """True if there is a library of the backend; without `directory`, in the directory of backends."""
     if runtime and not runtime.endswith(".so"):
         return False
     if runtime not in ("", library_name(backend, "")):

@@ -36,7 +36,7 @@ class NativeBackend(Backend):
     Args:
         backends: The directory of backends.
         told: Facts of the server for the config that backends read.
-        has_gpus: Whether instance groups on GPUs that a backend prefers can be used.
+        has_gpus: True if instance groups on GPUs that a backend prefers can be used.
         policies: Settings of host policies, by name.
     """
 

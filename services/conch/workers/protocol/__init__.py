@@ -1,1 +1,1 @@
-"""What both ends of a worker's socket share: channel, codec, tensors, blocks; logs, GPUs, specs."""
+"""Protocol of a worker's socket, for both ends: channel, codec, tensors, blocks; logs, GPUs, specs."""

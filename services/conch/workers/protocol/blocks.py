@@ -2,7 +2,7 @@
 
 A block is a memfd, sealed so that neither side can shrink the other's mapping. Its descriptor is sent once;
 later messages have its number. Its maker lends it with a message, and the receiver returns it after the last
-view is gone. Sizes are powers of two, so that few blocks serve all messages.
+view is released. Sizes are powers of two, so that few blocks serve all messages.
 
     =====  ===========================================  ===================================
     state  event                                        next state
@@ -95,7 +95,7 @@ class PassedBlock:
 
     Attributes:
         reference: The block.
-        sent: Whether the receiver has its descriptor.
+        sent: True if the receiver has its descriptor.
         holds: Messages that lend it.
         kept: Their tensors, while there are any: so the block is not returned to its maker.
     """
@@ -129,7 +129,7 @@ class Block:
         fd: Its descriptor until the peer has it; then -1.
         holds: Messages that lend it, and views of tensors that came back in it.
         idle_since: Monotonic time at which it was returned.
-        owner: What it is used for.
+        owner: Owner of the tensors; an idle block is only used again for the same one.
     """
 
     __slots__ = ("fd", "holds", "idle_since", "memory", "number", "owner", "size")
@@ -187,7 +187,7 @@ class Pool:
 
     @property
     def crowded(self) -> bool:
-        """Whether no further block should be lent."""
+        """True if `MOST_LENT` blocks are lent, so that no further one should be."""
         return self.lent >= MOST_LENT
 
     @property
@@ -241,7 +241,7 @@ class Pool:
             return passed
 
     def _freed(self, key: int, reference: weakref.ref[MappedBlock]) -> None:
-        """Forgets a block that is gone; within any code, so without the lock."""
+        """Forgets a block after its garbage collection; within any code, so without the lock."""
         passed = self._passed_of.pop(key, None)
         if passed is not None:
             self._passed.pop(passed.number, None)
@@ -345,7 +345,7 @@ class Pool:
             self._idle_bytes = self._idle_count = 0
 
     def _settle(self) -> None:
-        """Takes back blocks whose last view on this side is gone."""
+        """Takes back blocks whose last view on this side is released."""
         while self._returned:
             try:
                 number = self._returned.popleft()
@@ -395,9 +395,9 @@ class Mappings:
     The receiving thread alone calls `add`, `lend` and `drop`.
 
     Args:
-        writable: Whether this side may write to them, as a worker may; the server checks what workers send.
+        writable: True if this side may write to them, as a worker may; the server checks what workers send.
         on_many: Called when much is to be returned, possibly from a finalizer; must not block.
-        keeps_descriptors: Whether blocks may be passed on.
+        keeps_descriptors: True if blocks may be passed on.
     """
 
     def __init__(self, writable: bool, on_many: Callable[[], None], keeps_descriptors: bool = False) -> None:
@@ -462,7 +462,7 @@ class Mappings:
         return root
 
     def lend(self, number: int) -> Array:
-        """An array of a block, for one message; the block is returned after the array's last view is gone.
+        """An array of a block, for one message; the release of its last view returns the block.
 
         Raises:
             WireError: There is no such block.

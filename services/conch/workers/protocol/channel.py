@@ -298,15 +298,15 @@ class Message:
 
     Attributes:
         subject: Number of a batch, a request or a call.
-        fields: What the kind of message says.
+        fields: Fields of this kind of message.
         data: Bytes of small tensors.
         block: Number of the block that comes with it; 0 for none.
-        flags: Of the header.
+        flags: Flags of the header.
         passed: Numbers of third processes' blocks that it lends.
         released: Numbers of returned blocks.
         numbers: Numbers of its texts.
         contents: Bytes of the new ones.
-        reset: Whether all texts before are to be forgotten.
+        reset: True if all texts before are to be forgotten.
 
     Raises:
         WireError: It is malformed.
@@ -376,12 +376,12 @@ class Message:
 
     @property
     def new_block(self) -> bool:
-        """Whether the block's descriptor comes with it."""
+        """True if the block's descriptor comes with it."""
         return self.flags & NEW_BLOCK != 0
 
     @property
     def outline(self) -> bool:
-        """Whether it is in a file of `block_size` bytes."""
+        """True if the message is in a file of `block_size` bytes."""
         return self.flags & OUTLINE != 0
 
 
@@ -418,11 +418,11 @@ def encode(
     Args:
         kind: Its kind.
         subject: Number of a batch, a request or a call.
-        fields: What it says.
+        fields: Its fields.
         data: Parts of tensors; each is padded to a multiple of eight.
         block: Number of the block that comes with it.
         block_size: Size of the block.
-        new_block: Whether the block's descriptor comes with it.
+        new_block: True if the block's descriptor comes with it.
         released: Numbers of returned blocks.
         texts: Its texts, encoded.
         passed: Numbers of third processes' blocks that it lends.
@@ -530,7 +530,7 @@ class PacketChannel:
 
     Attributes:
         lock: Held to send; packets whose order matters are encoded under it.
-        close_reason: Why this side gave the other one up; empty otherwise.
+        close_reason: Reason for which this side closed the channel; empty otherwise.
         backlog_bytes: Memory of the messages that wait to be sent.
         flushing: True while a thread sends the backlog.
         waiting_senders: Threads in `wait_for_room`.
@@ -623,7 +623,7 @@ class PacketChannel:
 
     @property
     def crowded(self) -> bool:
-        """Whether the backlog is long."""
+        """True if the backlog is longer than `ROOM`."""
         return self.backlog_bytes > ROOM
 
     def when_room(self, work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What messages between server and worker say: HELLO, requests, responses, errors, facts in JSON.
+"""Contents of the messages between server and worker: HELLO, requests, responses, errors, facts in JSON.
 
 Packets, their header and their texts are the channel's, tensors and blocks those of `tensors`. Integers are
 little-endian; nothing is pickled. Every decoder accepts any bytes, and returns a valid value or raises
@@ -181,7 +181,7 @@ EXPECTS_SINGLE = 32
 EXPECTS_DECOUPLED = 64
 """Call: the caller expects a decoupled model."""
 BINARY_OUTPUTS = 128
-"""Of a front's HTTP request: its outputs are to be sent as binary."""
+"""HTTP request of a front: its outputs are to be sent as binary."""
 
 _INDEX_BITS = 20
 MOST_REQUESTS = 1 << _INDEX_BITS
@@ -219,7 +219,7 @@ class Options(NamedTuple):
     model: tuple[str, ...] = ()
     trace: str = ""
     more: bool = False
-    """Whether there is more than the requested outputs and the model."""
+    """True if fields other than `requested` and `model` are set."""
 
 
 PLAIN = Options()
@@ -265,7 +265,7 @@ def encode_requests(
         requests: The requests.
         size: Rows of all together.
         instance: Number of the instance to run them; -1 for any.
-        start_ns: When the instance took them, monotonic.
+        start_ns: Monotonic time at which the instance took them.
         numbers: See the table.
         flags: Flags of all of them.
         model: Name and version, of a call.
@@ -442,7 +442,7 @@ _FLAGS, _TEXTS, _ERROR, _OF_REQUESTS = 1, 2, 4, 8
 _HAS_TENSORS = (PRESENT | ERROR, PRESENT)
 
 Times = tuple[int, int, int]
-"""When the inputs were ready for the model, when it had its results (0 for never), and bytes copied."""
+"""Monotonic ns when the inputs were ready and when the model had its results, 0 for never; bytes copied."""
 
 _NO_TIMES: Times = (0, 0, 0)
 
@@ -455,7 +455,7 @@ class ResponseColumns(NamedTuple):
         error: The error of the whole batch; then there are no responses.
         responses: A response for each request; None where the model responds later, or the request runs
             again. A response whose memory can't be opened here is an `UnreachableError`.
-        flags: Of each response; None if all are plain.
+        flags: Flags of each response; None if all are plain.
         numbers: The request of each response of a frame; else None.
     """
 
@@ -494,8 +494,8 @@ def encode_responses(
 
     Args:
         count: Number of responses.
-        flags: Of each response; None if all are plain.
-        has_texts: Whether the message has a text of each response.
+        flags: Flags of each response; None if all are plain.
+        has_texts: True if the message has a text of each response.
         times: See `Times`.
         numbers: The request of each response of a frame.
     """

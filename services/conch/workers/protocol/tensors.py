@@ -113,7 +113,7 @@ def unmapped_error(why: str = "this process can't open further files") -> Unmapp
 
 
 class Origin(NamedTuple):
-    """Where a tensor lies in a block of the other side, which may be passed on."""
+    """Block of the other side, which may be passed on, and offset of a tensor in it."""
 
     block: MappedBlock
     offset: int
@@ -223,7 +223,7 @@ class Description(NamedTuple):
 
     Attributes:
         nbytes: Bytes of all tensors; -1 if the layout does not say.
-        aligned: Whether no tensor needs padding.
+        aligned: True if no tensor needs padding.
     """
 
     text: bytes
@@ -232,7 +232,7 @@ class Description(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tensor's bytes are: the number of a block, the offset there; UUID and handle if on a GPU."""
+    """Location of a tensor's bytes: number of a block and offset in it; UUID and handle if on a GPU."""
 
     source: int
     offset: int
@@ -534,8 +534,8 @@ class ReceivedMessage(Message):
         texts: Its texts.
         position: The cursor in the fields.
         texts_read: The cursor in the texts.
-        placed: Whether the tensors that were read lie in blocks or on GPUs.
-        unreachable: Why lists of tensors, by index, can't be opened here; None if all can.
+        placed: True if the tensors that were read lie in blocks or on GPUs.
+        unreachable: Reasons for which lists of tensors, by index, can't be opened here; None if all can.
         root: The memory of the block that came with it.
         others: The memory of third processes' blocks that came with it, by number, or why it is missing.
         unmapped: The reason that this block is missing, or None.
@@ -754,9 +754,9 @@ class MessageStream:
 
     Args:
         channel: The channel.
-        in_worker: Which end this is.
-        trusted: Whether the other side is conch's own code, so that its blocks don't change while lent.
-        passes_blocks: Whether its blocks may be passed on to third processes, as by a core that has fronts.
+        in_worker: True for the worker's end, False for the server's.
+        trusted: True if the other side is conch's own code, so that its blocks don't change while lent.
+        passes_blocks: True if its blocks may be passed on to third processes, as by a core that has fronts.
 
     Attributes:
         pool: The blocks of this side.
@@ -893,7 +893,7 @@ class MessageStream:
         Args:
             kind: Its kind.
             subject: Number of a batch, a request or a call.
-            fields: What it says, without the description of the tensors.
+            fields: Its fields, without the description of the tensors.
             payload: Its tensors.
             texts: Its texts, without those of the tensors.
 
@@ -915,7 +915,7 @@ class MessageStream:
                 data, block = payload.data, payload.block
             large = len(fields) + sum(map(len, data)) > _MOST_FIELDS
             if released and (large or sum(map(len, all_texts)) > _MOST_NEW_TEXTS):
-                # It may have to travel in a file, and who can't read that would not get them back.
+                # It may go in a file, and a receiver that can't read that would not get them back.
                 channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
             place = _NO_BLOCK if block is None else (block.number, block.size, block.fd >= 0)

@@ -48,7 +48,7 @@ class ServerHandler(logging.Handler):
             }
             self._send(codec.encode_json(fields))
         except ChannelClosedError:
-            # The server is gone, or this is a fork that the model made: its stderr is the worker's.
+            # The server has closed the socket, or the model has forked: a fork's stderr is the worker's.
             if os.getpid() != self._pid:
                 sys.stderr.write(f"{record.levelname} {text}\n")
         except Exception:  # a record that can't be formatted is the model's fault
@@ -77,7 +77,7 @@ class WorkerLog:
 
     @property
     def changed(self) -> bool:
-        """Whether the level differs from the one last read."""
+        """True if the level differs from the one last read."""
         return self._log.getEffectiveLevel() != self._sent
 
     def handle(self, fields: dict[str, Any]) -> None:

@@ -34,8 +34,8 @@ class ChildProcess:
     Args:
         monitor: The thread that all workers share.
         name: Name of the instance, for the log.
-        environment: What its template starts with.
-        role: What it does.
+        environment: Interpreter, variables and packages of its template.
+        role: ``serve`` for a model's worker, ``complete`` to complete a config.
         descriptor: Its end of the socket; stays the caller's.
         on_end: Called on the monitor's thread once it has ended and been reaped; must not block.
 
@@ -99,7 +99,7 @@ class ChildProcess:
 
     @property
     def how(self) -> str:
-        """How it ended, such as ``killed by signal 9 (SIGKILL)``; empty while it runs."""
+        """Description of its end, such as ``killed by signal 9 (SIGKILL)``; empty while it runs."""
         return self._how
 
     @property
@@ -122,7 +122,7 @@ class ChildProcess:
     def _signal(self, number: signal.Signals, flags: int = 0) -> None:
         with self._lock:
             if not self._how:
-                # It may be gone, or owned by another user.
+                # It may have ended, or belong to another user.
                 with suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(self._pidfd, number, None, flags)
 

@@ -43,13 +43,13 @@ def complete_in_worker(
 
     Args:
         monitor: The thread that all workers share.
-        environment: What the process starts with.
+        environment: Interpreter, variables and packages of the process.
         config: The config.
         directory: The version's directory.
         file_name: The file of a Python model.
         settings: Limits.
         library: The backend, if it is compiled for Triton.
-        has_gpus: Whether instances that a library wants on GPUs can be there.
+        has_gpus: True if instances that a library wants on GPUs can be there.
 
     Raises:
         ConchError: The model's error, as if it had run in process; or its process died; or the load was

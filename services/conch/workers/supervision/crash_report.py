@@ -67,7 +67,7 @@ def crash_report(
     Args:
         name: The instance's name.
         pid: Its process id.
-        how: How it ended, as a sentence.
+        how: Its end, as a sentence.
         errors: Its last lines of standard error.
         requests: The ids of its requests.
         executing_s: Age of its oldest batch in seconds; None without one.
@@ -110,10 +110,10 @@ def _end(text: str, most: int) -> str:
 
 
 class CrashRecord:
-    """Records why a worker was lost, and later how it ended.
+    """Records the reason of a worker's loss, and later the end of its process.
 
     Attributes:
-        reason: Why it was lost; None before.
+        reason: Reason of the loss; None before.
     """
 
     def __init__(self, name: str) -> None:

@@ -48,7 +48,7 @@ _REPLY_BYTES = 4_096
 
 
 class Forked(Protocol):
-    """Receives what becomes of a request, on the monitor's thread; must not block."""
+    """Receives the result of a request, on the monitor's thread; must not block."""
 
     name: str
 
@@ -258,7 +258,7 @@ def _close(request: Request) -> None:
 
 
 def describe_end(status: int) -> str:
-    """How a process ended, by its exit status or minus the number of a signal."""
+    """Describes the end of a process by its exit status, or minus the number of a signal."""
     if status >= 0:
         return f"exited with status {status}"
     try:

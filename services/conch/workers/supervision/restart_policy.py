@@ -50,7 +50,7 @@ class RestartPolicy:
         wait_ns: The wait before the current try.
         try_ns: Time of the next try, in state WAITING.
         restarts: Tries after the first start.
-        reason: Why it does not serve.
+        reason: Reason for which it does not serve.
         longest_wait_ns: The longest wait.
     """
 

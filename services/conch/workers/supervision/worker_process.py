@@ -108,7 +108,7 @@ class WorkerProcess:
         process: The process.
         link: The connection to the worker.
         over: True once it has ended and all its requests are completed.
-        how: How it ended, and why if it was killed.
+        how: Its end, with the reason if the server killed it.
 
     Raises:
         UnavailableError: The start failed.

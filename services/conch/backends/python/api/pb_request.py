@@ -156,7 +156,7 @@ class InferenceRequest:
         return set(self._outputs)
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the response's tensors should be."""
+        """The memory to prefer for the response's tensors."""
         return self._memory
 
     def trace(self) -> InferenceTrace:
@@ -179,7 +179,7 @@ class InferenceRequest:
         """Runs the request on its model and waits.
 
         Args:
-            decoupled: Whether to accept any number of responses.
+            decoupled: True to accept any number of responses.
 
         Returns:
             The response, possibly an error; with `decoupled` an iterator of all responses.
@@ -350,11 +350,11 @@ class ReceivedRequest(InferenceRequest):
         return set(self._context.output_names if requested is None else requested)
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the response's tensors should be."""
+        """The memory to prefer for the response's tensors."""
         return _IN_HOST_MEMORY
 
     def is_cancelled(self) -> bool:
-        """True if the client is gone or the deadline has passed."""
+        """True if the client has left or the deadline has passed."""
         return self._core.is_abandoned(monotonic_ns())
 
     def call_if_cancelled(self, callback: Callable[[], None]) -> None:

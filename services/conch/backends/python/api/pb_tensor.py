@@ -1,6 +1,6 @@
 """`pb_utils.Tensor`: a thin layer over the core's tensor.
 
-Inputs are copied once, when the model first reads them; outputs are handed over without a copy unless the
+Inputs are copied once, when the model first reads them; outputs are passed without a copy unless the
 model could still write to them.
 """
 
@@ -43,7 +43,7 @@ class Tensor:
     """A named array of a request or a response.
 
     An input's array is created by the first `as_numpy`, as a copy of the request's bytes: models may write to
-    inputs, and the request's memory may be shared. An input that is not read, or is returned as it came, is
+    inputs, and the request's memory may be shared. An input that is not read, or is returned unchanged, is
     not copied.
     """
 
@@ -112,7 +112,7 @@ class Tensor:
         return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
     def is_cpu(self) -> bool:
-        """Whether the data is in host memory."""
+        """True if the data is in host memory."""
         return not self._core.on_device
 
     def as_numpy(self) -> Array:

@@ -199,7 +199,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
     Args:
         model_name: Its name; no error if it is not loaded.
-        unload_dependents: Whether to unload the models that were loaded for it, too.
+        unload_dependents: True to unload the models that were loaded for it, too.
 
     Raises:
         TritonModelException: Unloading is not allowed.
@@ -210,7 +210,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Returns whether a model is ready.
+    """Returns True if a model is ready.
 
     Args:
         model_name: Its name.

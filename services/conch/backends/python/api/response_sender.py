@@ -1,6 +1,6 @@
 """Response senders: a model sends responses of a request at any time, from any thread.
 
-Locks: one per sender, held while a response is handed over, which keeps responses in order.
+Locks: one per sender, held while a response is delivered, which keeps responses in order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class SenderContext:
 
     Attributes:
         states: Takes sequence states out of responses; None without states.
-        reschedules: Whether the model may reschedule a request in `execute`.
-        takes_gpu_tensors: Whether inputs on a GPU are passed as they are.
-        rescheduled: Whether a request of the running batch has been rescheduled.
+        reschedules: True if the model may reschedule a request in `execute`.
+        takes_gpu_tensors: True if inputs on a GPU are passed as they are.
+        rescheduled: True if a request of the running batch has been rescheduled.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class ResponseSender:
                 self._request.respond(converted, True)
 
     def is_cancelled(self) -> bool:
-        """True if the client is gone or the deadline has passed."""
+        """True if the client has left or the deadline has passed."""
         return self._request.is_abandoned(monotonic_ns())
 
     def on_cancel(self, callback: Callable[[], None]) -> None:

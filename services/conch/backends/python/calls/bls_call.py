@@ -63,7 +63,7 @@ It lets a model that has noticed clean up, and ends one that has not.
 """
 
 Answer = tuple[InferenceResponse | None, bool]
-"""A response, None for a final flag without one; and whether it is the last."""
+"""A response, None for a final flag without one; and True if it is the last."""
 
 
 Wait = Callable[[Callable[[], bool], float], object]
@@ -89,7 +89,7 @@ class BlsRequest(Protocol):
     _trace: InferenceTrace
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the response's tensors should be."""
+        """The memory to prefer for the response's tensors."""
 
     def _to_core(self, responder: Responder, created_ns: int) -> CoreRequest: ...
 

@@ -69,10 +69,10 @@ class CallContext:
         running: The batch that `thread` executes; set around `execute` unless that is a coroutine.
         thread: Identifier of the executing thread.
         waiting: The call that this thread waits for.
-        in_cycle: Whether the last look found the awaited call in a cycle of calls.
-        opening: Whether the instance is being created; the load of its model waits for that.
+        in_cycle: True if the last look found the awaited call in a cycle of calls.
+        opening: True if the instance is being created; the load of its model waits for that.
         loads: The model whose load it awaits meanwhile.
-        warned_of_blocking: Whether the log has the warning about blocking the event loop.
+        warned_of_blocking: True if the log has the warning about blocking the event loop.
     """
 
     __slots__ = (

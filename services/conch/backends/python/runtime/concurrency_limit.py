@@ -107,7 +107,7 @@ def max_concurrency(spec: ModelSpec, concurrent: bool) -> int | None:
 
 
 def _one_at_a_time(spec: ModelSpec, concurrent: bool) -> str | None:
-    """Why an instance runs one batch at a time; None if it can run more."""
+    """Reason for which an instance runs one batch at a time, for the log; None if it can run more."""
     if not concurrent:
         return "'execute' is no coroutine: declare it with 'async def', or have more instances"
     if spec.decoupled:

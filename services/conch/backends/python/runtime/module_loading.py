@@ -67,7 +67,7 @@ class ModelCode:
         module: The model's module.
         main: Name of that module inside the package.
         owner: Returned by `owner_of` for the modules: the instance's `CallContext`.
-        model_class: What runs the model, set by `load_code`: its `TritonPythonModel`, or an add-on's class.
+        model_class: Class that runs the model, set by `load_code`: its `TritonPythonModel`, or an add-on's.
 
     Raises:
         FileNotFoundError: The file is missing.

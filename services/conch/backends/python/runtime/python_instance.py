@@ -165,7 +165,7 @@ class PythonInstance(BackendInstance):
     """Runs batches on a model object, on the calling thread.
 
     Attributes:
-        starts_requests: Whether `execute` only starts requests, which are answered later: its coroutines are
+        starts_requests: True if `execute` only starts requests, which are answered later: its coroutines are
             not limited, or the model says so by its own attribute ``answers_later``.
     """
 

@@ -149,7 +149,7 @@ class SequenceBatcher(Scheduler):
             self._watch(request, sequence)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When the first of the idle instances has a batch."""
+        """Earliest time at which an idle instance has a batch; None if none has."""
         due = [seats.due_ns(now_ns) for seats in self._seats if not seats.busy]
         return min((each for each in due if each is not None), default=None)
 
@@ -171,7 +171,7 @@ class SequenceBatcher(Scheduler):
         return self.next_batch(now_ns) if decision is IDLE else decision
 
     def instance_dues(self, now_ns: int) -> Mapping[int, int]:
-        """When each idle instance with ready requests runs them, by number."""
+        """Time at which each idle instance with ready requests runs them, by its number."""
         dues = {seats.number: seats.due_ns(now_ns) for seats in self._seats if not seats.busy}
         return {number: due_ns for number, due_ns in dues.items() if due_ns is not None}
 
@@ -264,7 +264,7 @@ class SequenceBatcher(Scheduler):
         return taken
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence that takes more requests."""
+        """True if a request belongs to a live sequence that takes more requests."""
         if request.sequence_start:
             return False
         return self._successor(request.correlation_id) is not None

@@ -19,7 +19,7 @@ class Controls:
 
     Args:
         controls: The config's controls.
-        batches: Whether the model has a batch dimension.
+        batches: True if the model has a batch dimension.
 
     Attributes:
         flags: The START, READY and END inputs, by `start + 2 * end`; never written to.

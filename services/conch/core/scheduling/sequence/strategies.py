@@ -1,4 +1,4 @@
-"""How an instance batches its sequences.
+"""Strategies by which an instance batches its sequences.
 
 Direct: a live sequence owns one row of the batches. Oldest: the first requests of the sequences are batched
 dynamically.
@@ -147,7 +147,7 @@ class OldestSeats(Seats):
         self._heads.cancel(request)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When the forming batch is to run."""
+        """Time at which the forming batch is to run; None with nothing ready."""
         return self._heads.due_ns(now_ns)
 
     def next_batch(self, now_ns: int) -> Decision:

@@ -2,8 +2,8 @@
 
 A sequence lives from its START request until its END request has run. It has a place on one instance, its
 seat, or waits for one in the backlog; a freed seat goes to the oldest sequence there. A sequence whose id is
-in use follows the sequence that uses it: it is seated, from the end of the backlog, when that one is gone, so
-that a model never sees two sequences of one id.
+in use follows the sequence that uses it: it is seated, from the end of the backlog, once that one has ended.
+So a model never sees two sequences of one id.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class LiveSequence:
         correlation_id: Its id.
         identity: The control inputs with its id.
         states: Its implicit states, by input.
-        final: Whether it takes no more requests, even if its queued ones are cancelled.
+        final: True if it takes no more requests, even if its queued ones are cancelled.
         queue: Its queued requests, in order.
-        running: Whether a request of it is in a batch.
-        begun: Whether a request of it has ever been in a batch.
-        ended: Whether it takes no more requests.
-        live: Whether it is in a table.
+        running: True if a request of it is in a batch.
+        begun: True if a request of it has ever been in a batch.
+        ended: True if it takes no more requests.
+        live: True if it is in a table.
         seats: The instance of its seat, or None.
         slot: Its seat there.
         followers: Sequences that wait for its id, or None.
@@ -80,7 +80,7 @@ class Seats(ABC):
     Attributes:
         number: The instance's number.
         free: Number of free seats.
-        busy: Whether the instance runs a batch.
+        busy: True if the instance runs a batch.
     """
 
     def __init__(self, number: int, places: int) -> None:
@@ -108,7 +108,7 @@ class Seats(ABC):
 
     @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:
-        """When a batch is due, not after `now_ns` if at once; None with nothing ready."""
+        """Time at which a batch is due, `now_ns` or earlier for at once; None with nothing ready."""
 
     @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
@@ -220,7 +220,7 @@ class SequenceTimers:
     So sequences that become idle wake no thread, which checks about once in `max_idle_ns`.
 
     Args:
-        max_idle_ns: How long a sequence may be idle, in nanoseconds.
+        max_idle_ns: Longest idle time of a sequence, in nanoseconds.
 
     Attributes:
         next_ns: Lower bound of all times.
