@@ -223,7 +223,7 @@ class ConnectionSet:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many connections as there may be."""
+        """True if the limit of connections is reached."""
         return self._state.full
 
     def serve(self, accepted: socket.socket) -> None:

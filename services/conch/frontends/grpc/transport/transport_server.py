@@ -86,7 +86,7 @@ class Server:
         options: Limits.
         shared_loop: Has the loop of its sockets; held from start to stop.
         clock: Monotonic time in nanoseconds.
-        reuse_port: Whether other processes may listen on the same port.
+        reuse_port: True if other processes may listen on the same port.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Listener:
     Args:
         port: The port, whose limit of connections holds.
         bound: The socket.
-        accept: Takes a connection and its client's address; may raise OSError if the client is gone.
+        accept: Takes a connection and its client's address; may raise OSError if the client disconnected.
     """
 
     def __init__(
