@@ -34,7 +34,7 @@ WRITE_DEADLINE = 30.0
 
 @dataclass(frozen=True)
 class Function:
-    """What one function runs for a request; `depth` is the deepest stack of conch's at its calls."""
+    """Work of one function for a request; `depth` is the deepest stack of conch's frames at its calls."""
 
     bytecodes: float
     calls: float
@@ -43,7 +43,7 @@ class Function:
 
     @property
     def ours(self) -> bool:
-        """Whether it is conch's."""
+        """True if the function is conch's."""
         return self.name.startswith(("services/", "control/"))
 
     @property
@@ -110,9 +110,9 @@ def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function
     """Puts load on a server that counts.
 
     Args:
-        walk: What is asked.
-        clients: How many requests are in flight.
-        seconds: For how long.
+        walk: The requests, and flags of the server.
+        clients: Number of requests in flight.
+        seconds: Length of the load.
 
     Returns:
         The functions of each process that had to do with the requests, those with the most bytecodes first.

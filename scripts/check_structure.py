@@ -37,7 +37,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """Syntax tree of the module."""
         return ast.parse(self.text)
 
     @property
@@ -47,7 +47,7 @@ class Module:
 
 
 class Checkout:
-    """What is checked: settings, modules by name without generated ones, and the tests' files."""
+    """Sources to check: settings, modules by name without generated ones, and the tests' files."""
 
     def __init__(self, root: Path) -> None:
         self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
@@ -103,7 +103,7 @@ def _source(module: Module, node: ast.ImportFrom) -> str:
 
 
 def under(name: str, package: str) -> bool:
-    """Whether a module is a package or lies in it."""
+    """True if a module is a package or lies in it."""
     return name == package or name.startswith(f"{package}.")
 
 
@@ -133,7 +133,7 @@ def check_directions(checkout: Checkout) -> Iterator[str]:
 
 
 def graph(found: dict[str, Module]) -> dict[str, set[str]]:
-    """Which modules each depends on, packages included, wherever and for whatever it imports them."""
+    """Dependencies of each module, packages included, of lazy and type-checking imports too."""
     edges: dict[str, set[str]] = defaultdict(set)
     for module in found.values():
         for one in imports(module):
@@ -301,7 +301,7 @@ def programs(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.Module, int]]:
 
 
 def is_private(name: str) -> bool:
-    """Whether a name begins with one underscore."""
+    """True if a name begins with one underscore."""
     return re.match(r"_(?!_)", name) is not None
 
 
@@ -322,7 +322,7 @@ def own_names(tree: ast.Module) -> set[str]:
 
 
 def of_itself(node: ast.Attribute) -> bool:
-    """Whether an attribute is that of the object whose method this is."""
+    """True if an attribute is that of the object whose method this is."""
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
