@@ -287,7 +287,7 @@ def _statistics(
     for name, version in {settings.model: settings.version, **names}.items():
         try:
             versions = api.statistics(name, version)
-        except AskError:  # no model of the name, or the server has gone; the figures of the load count
+        except AskError:  # no model of the name, or the server has ended; the figures of the load count
             continue
         if name == settings.model:
             found[name] = _sum(versions)

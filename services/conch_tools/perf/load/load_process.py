@@ -107,7 +107,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
             driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
         driver.close()
     except (BrokenPipeError, EOFError):
-        os._exit(1)  # the parent is gone
+        os._exit(1)  # the parent has ended
 
 
 def _driver(

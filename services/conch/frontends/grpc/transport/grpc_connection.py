@@ -291,7 +291,7 @@ class GrpcConnection:
                 self._send_blocked()
             if events & ~EPOLLOUT:
                 self._read()
-        except OSError:  # the client is gone
+        except OSError:  # the client disconnected
             self.close()
 
     def _shake_hands(self) -> bool:
@@ -684,7 +684,7 @@ class GrpcConnection:
             while output := self._http2.take_output():
                 if not self._send(output):
                     return
-        except OSError:  # the client is gone
+        except OSError:  # the client disconnected
             self.close()
             return
         self._has_sent()
