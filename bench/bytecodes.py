@@ -38,7 +38,7 @@ _WARM_UP = 30
 
 @dataclass(frozen=True)
 class Function:
-    """What one function runs for a request; `depth` is the deepest stack of conch's at its calls."""
+    """Work of one function for a request; `depth` is the deepest stack of conch's frames at its calls."""
 
     bytecodes: float
     calls: float
@@ -47,7 +47,7 @@ class Function:
 
     @property
     def ours(self) -> bool:
-        """Whether it is conch's."""
+        """True if the function is conch's."""
         return self.name.startswith(("services/", "control/"))
 
     @property
@@ -114,9 +114,9 @@ def measure(walk: Walk, clients: int, requests: int) -> dict[str, list[Function]
     """Puts load on a server that counts.
 
     Args:
-        walk: What is asked.
-        clients: How many requests are in flight.
-        requests: How many requests each client makes while the server counts.
+        walk: The requests, and flags of the server.
+        clients: Number of requests in flight.
+        requests: Number of requests that each client makes while the server counts.
 
     Returns:
         The functions of each process that had to do with the requests, those with the most bytecodes first.

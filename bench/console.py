@@ -1,4 +1,4 @@
-"""What the console costs: `python -m bench.console`, see bench/README.md.
+"""Cost of the console: `python -m bench.console`, see bench/README.md.
 
 A server with many models, with one viewer of its console and without any, in turns: the CPU time it takes
 while nothing else happens, and the latency of requests meanwhile. Then what a browser makes of it.

@@ -1,4 +1,4 @@
-"""What following a large repository costs: `python -m bench.control`, see bench/README.md.
+"""Cost of following a large repository: `python -m bench.control`, see bench/README.md.
 
 A repository of many small models, all of them really loaded, by servers in modes none, poll and watch. What a
 mode costs is its server's CPU time less that of the one in mode none, which idles beside it. One pass of poll
@@ -41,7 +41,7 @@ POLL_S = 15.0
 SETTLED = 50
 """Cycles after which a server has what it needs for one more."""
 AFTER_START_S = 3.0
-"""What planners do once, right after a server's start, is over by then."""
+"""Seconds after a server's start in which planners do their first pass."""
 MODES = ("none", "poll", "watch")
 
 
@@ -50,10 +50,10 @@ class Row:
     """A line of the table.
 
     Attributes:
-        what: What was measured.
+        what: Name of the measurement.
         measured: The figures, as text.
-        goal: What was aimed at; empty for nothing.
-        kept: Whether it was reached; None where there is no goal.
+        goal: Target of the figures; empty for none.
+        kept: True if the goal was reached; None without a goal.
     """
 
     what: str
@@ -163,7 +163,7 @@ def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
 
 
 def measure_idle(servers: dict[str, Server], seconds: float, watch_seconds: float) -> list[Row]:
-    """CPU time of servers nobody asks for anything, over the same time."""
+    """CPU time of servers without requests, over the same time."""
     used: dict[str, list[float]] = {}
     pause = threading.Event()
     pause.wait(AFTER_START_S)
@@ -199,7 +199,7 @@ def measure_idle(servers: dict[str, Server], seconds: float, watch_seconds: floa
 
 
 def measure_cycles(server: Server, model: str, beside: int, cycles: int) -> list[Row]:
-    """What a server holds after loading and unloading a model many times beside others that are not."""
+    """Memory, threads and files of a server after many loads and unloads of a model, beside other models."""
     assert server.pid is not None
     process = psutil.Process(server.pid)
     values = np.zeros((1, 16), np.float32)

@@ -1,4 +1,4 @@
-"""How long small requests take while a server is busy with something else."""
+"""Latency of small requests while a server is busy with other work."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LIMIT_S = 120.0
 
 
 class Ended(RuntimeError):
-    """What was to keep the server busy failed; the text says how."""
+    """The work that keeps the server busy failed; the text says how."""
 
 
 def curl(*arguments: str) -> list[str]:
-    """A curl that fails for anything but a good answer, and throws the answer away."""
+    """Arguments of a curl that fails for HTTP errors, and discards the answer."""
     return ["curl", "--silent", "--show-error", "--fail", "--output", "/dev/null", *arguments]
 
 
 def delays_during(command: Sequence[str], ask: Callable[[], object]) -> tuple[float, list[float]]:
-    """Asks again and again while a command runs, which shares no interpreter with who asks.
+    """Repeats a request while a command runs, which shares no interpreter with the requests.
 
     Returns:
         The seconds that the command took, and those of each request that was under way meanwhile.
@@ -59,13 +59,13 @@ def delays_alone(seconds: float, ask: Callable[[], object]) -> list[float]:
 
 
 class Http:
-    """One connection that is kept, and a request that is sent again and again.
+    """One persistent connection, and a request that is repeated on it.
 
     Args:
         address: The server's.
         method: The request's.
         path: Its path.
-        body: What it carries.
+        body: Its body.
         headers: Its headers.
     """
 

@@ -1,4 +1,4 @@
-"""What a results file says about the machine and the versions, without naming places or people."""
+"""Facts of a results file about the machine and the versions, without places or people."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def _loop_ns() -> float:
-    """How fast the interpreter is: builds of one version differ by half, as some are not optimised."""
+    """Nanoseconds of a loop's step: builds of one version differ by half, as some are not optimised."""
     steps = 100_000
     loop = f"total = 0\nfor step in range({steps}):\n    total += step & 7"
     return min(timeit.repeat(loop, number=1, repeat=20)) / steps * 1e9

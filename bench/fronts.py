@@ -1,4 +1,4 @@
-"""What requests cost with front processes: `python -m bench.fronts`, see docs/internals/cores.md.
+"""Cost of requests with front processes: `python -m bench.fronts`, see docs/internals/cores.md.
 
 CPU time by process, requests per second and the median of each load, with none, one and two fronts. A round
 has a server for each number of fronts. The load generator is h2load with one thread, or else `conch perf`.

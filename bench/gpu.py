@@ -128,7 +128,7 @@ def direct(kind: str, batch: int, count: int, path: str, ready: Any, go: Any, re
 def client(
     url: str, model: str, batch: int, count: int, regions: bool, ready: Any, go: Any, results: Any
 ) -> None:
-    """Sends the same request again and again, one at a time."""
+    """Repeats one request, one at a time."""
     import tritonclient.grpc as triton
     import tritonclient.utils.cuda_shared_memory as cudashm
 

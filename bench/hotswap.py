@@ -78,16 +78,16 @@ COMMANDS = {"conch": conch_command, "triton": triton_command}
 
 @dataclass
 class Result:
-    """What one server did in one mode.
+    """Result of one server in one mode.
 
     Attributes:
         quiet: The window without swaps, or what went wrong in it.
         swapping: The window with swaps, or what went wrong in it.
-        swaps: How many swaps there were.
+        swaps: Number of swaps.
         stale: Answers of an old edition to requests sent after the swap was known to be done.
         failed: Requests of the client of our own that failed.
         delays: Seconds from the new edition's appearance to its first answer.
-        heavy: Seconds that loading the heavy model took; none where nobody could tell.
+        heavy: Seconds that loading the heavy model took; empty if unknown.
     """
 
     quiet: Window | str = "not measured"
@@ -177,7 +177,7 @@ class Asker:
                 if edition > self.newest:
                     with self._changed:
                         self.newest = int(edition)
-                        # Whoever asks now and gets an older one is served by a edition that was replaced.
+                        # A request sent from now on must not get an older edition, which was replaced.
                         self.least = max(self.least, self.newest)
                         self._changed.notify_all()
 
@@ -185,7 +185,7 @@ class Asker:
 def _swap(
     repository: Repository, server: Server, asker: Asker, mode: str, result: Result, every_s: float
 ) -> Callable[[threading.Event], None]:
-    """What goes on beside the load of the second window; returns when told to, after a whole swap."""
+    """Function that swaps the model beside the load of the second window, until its event, by whole swaps."""
 
     def show_heavy(probe: Probe) -> None:
         begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a measurement gives, whichever program made the load."""
+"""Results of a measurement, whichever program made the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnstableError(MeasurementError):
 
 @dataclass(frozen=True)
 class Figures:
-    """What the clients saw, latencies in microseconds."""
+    """Throughput and latencies, in microseconds, at the clients."""
 
     throughput: float
     average: float
@@ -34,11 +34,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Measurement(Figures):
-    """The same with what the server did for it.
+    """Figures of the clients, and the server's cost.
 
     Attributes:
-        requests: That the server completed, those outside of the windows too.
-        cpu_per_request: Its processor time for each, in microseconds.
+        requests: Requests that the server completed, those outside of the windows too.
+        cpu_per_request: CPU time of the server for each, in microseconds.
     """
 
     requests: int

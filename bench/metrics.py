@@ -1,4 +1,4 @@
-"""What metrics cost: `python -m bench.metrics`, see bench/README.md.
+"""Cost of metrics: `python -m bench.metrics`, see bench/README.md.
 
 Scrapes of a server with many models: how long they take, and how much longer the requests that are under way
 meanwhile. And the same load on two servers, one of which has all metrics and one none.
@@ -99,7 +99,7 @@ def measure_cost(rounds: int, scale: float) -> Iterator[Row]:
         for server in servers.values():
             server.start()
         for number in range(rounds + 1):
-            # Who is first changes: what the machine does to whoever comes second, it does to both.
+            # The order alternates, so that an effect of the machine on the second server hits both.
             order = list(servers) if number % 2 else list(reversed(servers))
             try:
                 pair = {kind: measure(scene, scene.model, servers[kind], requests) for kind in order}

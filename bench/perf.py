@@ -39,7 +39,7 @@ class CountWindows:
     """Ends a load once its windows agree, or with the first failed request.
 
     Args:
-        requests: Of a window, which lasts a whole second at least.
+        requests: Requests of a window, which lasts a whole second at least.
     """
 
     def __init__(self, requests: int) -> None:
@@ -48,7 +48,7 @@ class CountWindows:
         self.stable = self._windows.stable
 
     def enough(self, slices: Sequence[Slice]) -> bool:
-        """Whether the load is over."""
+        """True if the load is over: a request failed, or the windows agree."""
         return any(one.errors for one in slices) or self._windows.enough(slices)
 
     def ends_walk(self, point: Point) -> bool:
@@ -110,7 +110,7 @@ def _measure(scene: Scene, model: str, server: Server, requests: int) -> Figures
 
 @dataclass(frozen=True)
 class Window:
-    """What clients saw in a span of time, whatever happened in it; latencies in microseconds."""
+    """Throughput and latencies, in microseconds, at the clients in a span of time."""
 
     throughput: float
     p50: float

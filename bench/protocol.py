@@ -43,7 +43,7 @@ class Probe:
         return stub(request, timeout=timeout, wait_for_ready=wait, metadata=self._metadata)
 
     def ready(self, timeout: float) -> bool:
-        """Whether the server calls itself ready, waiting up to the timeout for it to accept a connection."""
+        """Returns True if the server is ready; waits up to the timeout for it to accept a connection."""
         try:
             reply = self._call("ServerReady", messages.ServerReadyRequest(), timeout, wait=True)
         except grpc.RpcError:
@@ -72,7 +72,7 @@ class Probe:
         self._call("RepositoryModelUnload", messages.RepositoryModelUnloadRequest(model_name=model), 120.0)
 
     def index(self) -> int:
-        """How many models the repository index has.
+        """Number of models in the repository index.
 
         Raises:
             grpc.RpcError: it failed.
@@ -96,20 +96,20 @@ class Probe:
         return self._call("RepositoryIndex", messages.RepositoryIndexRequest(), 60.0).models
 
     def batches(self, model: str) -> tuple[int, int]:
-        """How many inferences the model has made since the server's start, and in how many batches.
+        """Numbers of the model's inferences since the server's start, and of their batches.
 
         Raises:
-            grpc.RpcError: the server is gone or does not have the model.
+            grpc.RpcError: the server has ended or does not have the model.
         """
         reply = self._call("ModelStatistics", messages.ModelStatisticsRequest(name=model), 10.0)
         counts = reply.model_stats[0]
         return int(counts.inference_count), int(counts.execution_count)
 
     def dimensions(self, model: str) -> int:
-        """How many dimensions the model's first input has.
+        """Number of dimensions of the model's first input.
 
         Raises:
-            grpc.RpcError: the server is gone or does not have the model.
+            grpc.RpcError: the server has ended or does not have the model.
         """
         reply = self._call("ModelMetadata", messages.ModelMetadataRequest(name=model), 10.0)
         return len(reply.inputs[0].shape)
@@ -128,10 +128,10 @@ class Probe:
         return float(np.frombuffer(reply.raw_output_contents[0], np.float32)[0])
 
     def successes(self, model: str) -> int:
-        """How many requests for the model have succeeded since the server's start.
+        """Number of successful requests for the model since the server's start.
 
         Raises:
-            grpc.RpcError: the server is gone or does not have the model.
+            grpc.RpcError: the server has ended or does not have the model.
         """
         reply = self._call("ModelStatistics", messages.ModelStatisticsRequest(name=model), 10.0)
         return sum(int(entry.inference_stats.success.count) for entry in reply.model_stats)

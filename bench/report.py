@@ -1,4 +1,4 @@
-"""From measurements to tables: medians, spreads and pairwise ratios; text and Markdown."""
+"""Makes tables of measurements: medians, spreads and pairwise ratios; text and Markdown."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _start(stack: ExitStack, names: list[str], options: argparse.Namespace) -> d
 
 
 def _run_scene(result: SceneResult, servers: dict[str, Server], repeats: int, scale: float) -> None:
-    """Warm everyone up, then measure in rounds: A B C, A B C, ... so that drift meets all alike."""
+    """Warms all contestants up, then measures in rounds: A B C, A B C, ... so that drift meets all alike."""
     requests = max(int(result.scene.requests * scale), 10)
     out: set[Contestant] = set()
     for number in range(repeats + 1):
@@ -135,7 +135,7 @@ def _run_scene(result: SceneResult, servers: dict[str, Server], repeats: int, sc
 def _run_once(
     result: SceneResult, contestant: Contestant, server: Server, number: int, requests: int
 ) -> Measurement | None:
-    """One turn of one contestant; round 0 is the warm-up, whose figures nobody reads.
+    """One turn of one contestant; round 0 is the warm-up, whose figures are dropped.
 
     Raises:
         MeasurementError: the contestant is out of the scene; noted in the result, and its server is stopped.
@@ -177,7 +177,7 @@ def _one_line(error: Exception) -> str:
 
 
 def method() -> str:
-    """What the results file says about how its figures came about."""
+    """Paragraph of the results file on the method of measurement."""
     return (
         "All servers run side by side on this machine, together with the load generator; one at a time is "
         "under load, the others are idle. Each scene begins with an unrecorded warm-up of every contestant; "

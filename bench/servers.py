@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORIES = ROOT / "bench" / "repositories"
 LOGS = ROOT / "bench" / ".cache"
 FRONT = "conch.fronts.front_process"
-"""In the command line of a front process."""
+"""Module name in the command line of a front process."""
 START_DEADLINE = 60.0
 HTTP_DEADLINE = 5.0
 STOP_DEADLINE = 15.0
@@ -37,7 +37,7 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Command:
-    """How a server is started."""
+    """Command line and environment of a server."""
 
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a server is to listen."""
+    """Ports of a server."""
 
     grpc: int
     http: int
@@ -53,7 +53,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Ports nobody listens on now, all of them different."""
+        """Finds ports without listeners, all of them different."""
         with ExitStack() as stack:
             probes = [stack.enter_context(socket.socket()) for _ in range(3)]
             for probe in probes:
@@ -62,7 +62,7 @@ class Ports:
 
 
 def peers_home() -> Path:
-    """Where setup_peers.sh put Triton and perf_analyzer."""
+    """Directory into which setup_peers.sh puts Triton and perf_analyzer."""
     return Path(os.environ.get("CONCH_PEERS") or Path.home() / ".cache" / "conch-peers")
 
 
@@ -146,7 +146,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """File of the server's output."""
         return LOGS / f"{self.name}.log"
 
     def launch(self) -> None:
@@ -215,11 +215,11 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Its main process, if it was started."""
+        """Main process of the server, if it was started."""
         return None if self._process is None else self._process.pid
 
     def running(self) -> bool:
-        """Whether its main process lives."""
+        """True if the main process lives."""
         return self._process is not None and self._process.poll() is None
 
     def cpu_seconds(self) -> float:
@@ -232,7 +232,7 @@ class Server:
         return total
 
     def _processes(self) -> list[psutil.Process]:
-        """Its processes, and those seen before: a dead parent no longer leads to its children."""
+        """Processes of the server, and those seen before: a dead parent no longer leads to its children."""
         if self._process is not None:
             with suppress(psutil.NoSuchProcess):
                 main = psutil.Process(self._process.pid)
@@ -241,7 +241,7 @@ class Server:
         return list(self._tree.values())
 
     def how_it_ended(self, grace: float = 5.0) -> str | None:
-        """Words for the table about a server that is gone; None where it still runs after the grace."""
+        """Text for the table on the end of a server; None if it still runs after `grace` seconds."""
         if self._process is None:
             return "not started"
         try:

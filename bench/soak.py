@@ -33,7 +33,7 @@ MODELS = ("identity_fp32", "identity_worker")
 
 
 class Sample(NamedTuple):
-    """What the server and its workers hold at one moment; memory in MB."""
+    """Resources of the server and its workers at one moment; memory in MB."""
 
     resident: float
     private: float

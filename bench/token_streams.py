@@ -60,7 +60,7 @@ HEADER = (
 
 @dataclass
 class Target:
-    """A server, whether its OpenAI routes are asked, and whether it has vLLM's engine."""
+    """A server; `openai` for requests to its OpenAI routes, `vllm` if it has vLLM's engine."""
 
     name: str
     server: Server
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass
 class Figures:
-    """What one load saw."""
+    """Figures of one load."""
 
     point: Point
     tokens: float

@@ -1,4 +1,4 @@
-"""What tracing costs: ``python -m bench.traces``, see bench/README.md.
+"""Cost of tracing: ``python -m bench.traces``, see bench/README.md.
 
 Conch and Triton serve the same model with tracing off and on, every server with flags of its own; a collector
 on the same machine takes the spans. `conch perf` makes the load, in rounds of all servers.

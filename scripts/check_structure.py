@@ -40,7 +40,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """Syntax tree of the module."""
         return ast.parse(self.text)
 
     @cached_property
@@ -74,7 +74,7 @@ class Module:
 
 
 class Checkout:
-    """What is checked: settings, modules by name without generated ones, and the tests' files."""
+    """Sources to check: settings, modules by name without generated ones, and the tests' files."""
 
     def __init__(self, root: Path) -> None:
         self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
@@ -132,7 +132,7 @@ def _source(module: Module, node: ast.ImportFrom) -> str:
 
 
 def under(name: str, package: str) -> bool:
-    """Whether a module is a package or lies in it."""
+    """True if a module is a package or lies in it."""
     return name == package or name.startswith(f"{package}.")
 
 
@@ -162,7 +162,7 @@ def check_directions(checkout: Checkout) -> Iterator[str]:
 
 
 def graph(found: dict[str, Module]) -> dict[str, set[str]]:
-    """Which modules each depends on, packages included, wherever and for whatever it imports them."""
+    """Dependencies of each module, packages included, of lazy and type-checking imports too."""
     edges: dict[str, set[str]] = defaultdict(set)
     for module in found.values():
         for one in module.imports:
@@ -335,7 +335,7 @@ def programs(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, list[ast.AST], in
 
 
 def is_private(name: str) -> bool:
-    """Whether a name begins with one underscore."""
+    """True if a name begins with one underscore."""
     return re.match(r"_(?!_)", name) is not None
 
 
@@ -356,7 +356,7 @@ def own_names(nodes: list[ast.AST]) -> set[str]:
 
 
 def of_itself(node: ast.Attribute) -> bool:
-    """Whether an attribute is that of the object whose method this is."""
+    """True if an attribute is that of the object whose method this is."""
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
@@ -405,15 +405,15 @@ def check_foreign_privates(checkout: Checkout) -> Iterator[str]:
     """Private names in sources that no source defines: those of Python and of packages."""
     own: set[str] = set()
     for module in checkout.modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 own.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-        own |= own_names(module.tree)
+        own |= own_names(module.nodes)
     allowed = checkout.settings["sources"]["privates"]
     for module in checkout.modules.values():
-        for line, name in privates(module.tree, own):
+        for line, name in privates(module.nodes, own):
             if not any(under(name, each) for each in allowed):
                 yield (
                     f"{module.where}:{line}: {name} is private: find a public way, or name it in {SETTINGS} "

@@ -104,7 +104,7 @@ def drift(expected: dict[str, bytes], folder: Path) -> list[str]:
 
     Args:
         expected: Content by file name.
-        folder: Where the committed files are.
+        folder: Directory of the committed files.
 
     Returns:
         One line per difference; empty if there is none.

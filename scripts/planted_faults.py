@@ -202,7 +202,7 @@ class Copy:
             self._write(path, sound)
 
     def _write(self, path: Path, text: str) -> None:
-        """Writes a file with a time of its own: compiled files are told apart by seconds and size."""
+        """Writes a file with a distinct mtime: Python recompiles by seconds and size."""
         self._changes += 1
         path.write_text(text)
         seconds = time.time() + 10 * self._changes

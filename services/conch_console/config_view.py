@@ -38,7 +38,7 @@ class ConfigView:
     """Shows and checks configs.
 
     Args:
-        repositories: Where the models are.
+        repositories: Repositories of the models.
         rules: Settings of checks.
     """
 
@@ -64,7 +64,7 @@ class ConfigView:
         }
 
     def findings(self, name: str) -> list[dict[str, Any]]:
-        """What is wrong with a model that could not be loaded; empty where that can't be found out."""
+        """Errors that `conch check` finds in a model that could not be loaded; empty if the check fails."""
         try:
             return [_shown(each) for each in self._report(name).findings if each.severity == "error"]
         except Exception:  # of a check, which runs after a load has failed for any reason

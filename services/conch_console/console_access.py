@@ -1,4 +1,4 @@
-"""Who may use the console for what: the access policy, sessions, and the checks of every request.
+"""Access control of the console: the access policy, sessions, and the checks of every request.
 
 Without ``--access-policy`` the console has a policy of its own: viewer and admin with tokens, or everyone.
 A key or a token is exchanged for a session cookie. Requests that change something must come from the page
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 COOKIE: Final = "conch-console"
 OWN_HEADER: Final = b"x-conch-console"
 READING: Final = "console"
-"""What reading is in the audit log."""
+"""Name of read operations in the audit log."""
 
 MOST_SESSIONS: Final = 100
-"""Of one principal."""
+"""Limit of sessions of one principal."""
 
 _SESSION_NS = 12 * 3600 * 10**9
 _WRONG_LOGINS, _LOGINS, _LOGINS_NS = 5, 20, 60 * 10**9
@@ -52,7 +52,7 @@ _HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
 
 
 class Need(Enum):
-    """What a route needs: roles of which one suffices."""
+    """Permission that a route needs: roles of which one suffices."""
 
     roles: Roles
 
@@ -76,7 +76,7 @@ class Need(Enum):
 
 
 class Visitor(Protocol):
-    """A request, as far as it tells who sends it; `HttpExchange` is one."""
+    """Client address and headers of a request; `HttpExchange` is one."""
 
     @property
     def client(self) -> str:
@@ -115,7 +115,7 @@ class ConsolePeer:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether there are several credentials, which all ports refuse."""
+        """True if there are several credentials, which all ports refuse."""
         return len(self.sent) > 1
 
 
@@ -123,12 +123,12 @@ class User(NamedTuple):
     """The user of a request."""
 
     name: str
-    """As the log names it."""
+    """Name of the user in the log."""
     grant: Grant
     peer: ConsolePeer
 
     def allows(self, need: Need, model: str = "") -> bool:
-        """Whether the policy allows it; without a name for any model."""
+        """True if the policy allows `need` for the model; without a name, for any model."""
         return self.grant.principal.allows(need.roles, model)
 
 
@@ -150,12 +150,12 @@ class ConsoleAccess:
     """The access rules of one console.
 
     Args:
-        options: Where it listens, and what it allows at all.
+        options: Address of the console, and the kinds of requests that it allows.
         access: The server's access policy; None for one of the console's own.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        takes_login: Whether there is anything to log in with.
+        takes_login: True if there are credentials to log in with: an access policy, or tokens.
     """
 
     def __init__(

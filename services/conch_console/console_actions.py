@@ -1,4 +1,4 @@
-"""What admins do on the console: loads, unloads, draining, settings. Each is a line of the log.
+"""Actions of admins on the console: loads, unloads, draining, settings. Each is a line of the log.
 
 Blocking: a load takes as long as it takes. Threads and locks: pool threads; sampling has a lock.
 """
@@ -28,8 +28,8 @@ class LoadFailedError(Exception):
     """A load that failed.
 
     Attributes:
-        error: Why.
-        findings: What `conch check` says of the model.
+        error: Cause of the failure.
+        findings: Findings of `conch check` for the model.
     """
 
     def __init__(self, error: ConchError, findings: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Settings and options of the console: where it listens, who may use it, and for what."""
+"""Settings and options of the console: its address, its users, and the actions that it allows."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class ConsoleOptions(AddOnOptions):
         port: Port to listen on.
         hosts: Further names that browsers reach the console by.
         tokens: None lets in everyone who reaches the address, or principals of the policy.
-        policy: Whether the server's access policy says who may do what.
+        policy: True if the server's access policy applies.
         tls: TLS, or None for plain text; with root certificates, browsers need a certificate.
-        allow_control: Whether admins may load, unload, drain and change settings.
-        allow_infer: Whether admins may send requests to models.
+        allow_control: True if admins may load, unload, drain and change settings.
+        allow_infer: True if admins may send requests to models.
         max_input_bytes: Largest body of a request to a model.
         flags: The server's settings.
     """
@@ -90,7 +90,7 @@ class ConsoleOptions(AddOnOptions):
 
     @property
     def mutual(self) -> bool:
-        """Whether browsers must have a certificate."""
+        """True if browsers must have a certificate (mutual TLS)."""
         return self.tls is not None and self.tls.client_root is not None
 
     @property

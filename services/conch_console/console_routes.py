@@ -59,7 +59,7 @@ Handler = Callable[..., Coroutine[Any, Any, Reply | None]]
 
 @dataclass(frozen=True, slots=True)
 class ConsoleParts:
-    """What the routes read and change."""
+    """Parts of the console that its routes read and change."""
 
     options: ConsoleOptions
     access: ConsoleAccess
@@ -275,7 +275,7 @@ class ConsoleRoutes:
 
 
 def _nothing() -> None:
-    """What follows most changes."""
+    """Takes no step: most changes need no further step."""
 
 
 class ConsoleApp:

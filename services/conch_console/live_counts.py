@@ -1,4 +1,4 @@
-"""What has changed in the counters of all model versions since the last look, in a compact form.
+"""Changes of the counters of all model versions since the last look, in a compact form.
 
 A line for each version that has changed: its number, failures, pending and running requests, and the buckets
 of its latencies. Buckets are powers of two of nanoseconds: `A` is up to 2**10, the next letter twice that,
@@ -22,7 +22,7 @@ Key = tuple[str, int]
 """Identifier and version."""
 
 Details = Mapping[str, list[dict[str, Any]]]
-"""By model, an object for each of its versions."""
+"""Objects of the versions, by model."""
 
 _FIRST_BUCKET: Final = 10  # 1 us
 _LAST_BUCKET: Final = 35  # 34 s and more
@@ -76,7 +76,7 @@ class LiveCounts:
         return [[version.number, *key] for key, version in self._versions.items()]
 
     def new_names(self) -> list[list[Any]]:
-        """As `names`, of those that were not there at the last call."""
+        """Returns `names` of the versions that are new since the last call."""
         new, self._new = self._new, []
         return new
 

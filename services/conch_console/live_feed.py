@@ -47,7 +47,7 @@ class Viewer:
 
     Attributes:
         model: The model whose charts it shows; empty for none.
-        logs: Whether it shows the log.
+        logs: True if it shows the log.
         waiting: Texts that are to be sent; an empty one ends the stream.
         there: Set when there is something to send.
         on_dropped: Called if it did not read in time.
@@ -89,10 +89,10 @@ class LiveFeed:
         events: The control plane's events.
         logs: The server's log.
         machine: The machine's state.
-        state: What pages show of the server as a whole.
+        state: Returns the state of the server as a whole, as pages show it.
 
     Attributes:
-        looks: How often it has looked.
+        looks: Number of looks at the counters so far.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class LiveFeed:
 
     @property
     def viewers(self) -> int:
-        """How many there are."""
+        """Number of viewers."""
         return len(self._viewers)
 
     @property
     def resting(self) -> bool:
-        """Whether no look is planned."""
+        """True if no look is planned."""
         return self._timer is None
 
     def join(self, model: str = "", logs: bool = False) -> Viewer:

@@ -29,7 +29,7 @@ class LogRing(logging.Handler):
     """A handler that keeps records as plain objects.
 
     Args:
-        lines: How many.
+        lines: Number of lines to keep.
 
     Attributes:
         count: Records taken so far; the newest has this number.

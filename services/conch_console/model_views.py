@@ -129,7 +129,7 @@ class ModelViews:
 
 
 def _signature(model: Servable) -> dict[str, Any]:
-    """What a request of a version needs, and what it gives."""
+    """Inputs and outputs of a version, and its largest batch."""
     spec = model.spec
     config: Mapping[str, Any] = spec.config
     labelled = {

@@ -60,7 +60,7 @@ class ServerViews:
         self._began_ns = clock()
 
     def state(self) -> dict[str, Any]:
-        """The stage, whether it is ready, and for how long it has run; cheap."""
+        """Stage, readiness and uptime in seconds; cheap."""
         stage = self._core.stages.stage
         return {
             "stage": stage.name,
@@ -69,7 +69,7 @@ class ServerViews:
         }
 
     def about(self) -> dict[str, Any]:
-        """What does not change while it runs."""
+        """Facts that do not change while the server runs: versions, machine, process, endpoints."""
         return {
             "id": self._core.server_id,
             "version": self._core.version,

@@ -72,5 +72,5 @@ class TraceSampling:
             self.settings.restore({}, model)
 
     def state(self) -> dict[str, Any]:
-        """How many requests are still to come, by model; empty for all models."""
+        """Number of traces still to sample, by model; the empty name is for all models."""
         return {model: sampled.setting.left for model, sampled in self._sampled.items()}

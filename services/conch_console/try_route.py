@@ -53,11 +53,11 @@ MOST_TRIES: Final = 32
 
 _MOST_RESPONSES: Final = 100_000
 _MOST_ELEMENTS: Final = 200_000
-"""Of a tensor whose values are sent; of a larger one a summary. They are made on the model's thread."""
+"""Elements of the largest tensor sent as values, made on the model's thread; above, a summary is sent."""
 _MOST_TEXT_BYTES: Final = 1 << 20
 
 _PROTOCOL = "http"
-"""Of the page's requests in access log and traces; the audit log names the console's port."""
+"""Protocol of the page's requests in access log and traces; the audit log names the console's port."""
 
 
 class TryRoute:

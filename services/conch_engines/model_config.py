@@ -55,7 +55,7 @@ def threads_per_instance(spec: ModelSpec, on_cpu: bool = False) -> int:
 
 
 def lists_tensors(config: Mapping[str, Any]) -> bool:
-    """Whether a config has inputs and outputs; if so, logs that nothing is completed, as Triton does."""
+    """True if a config has inputs and outputs; logs, as Triton does, that auto-complete is skipped then."""
     if not (config.get("input") and config.get("output")):
         return False
     log.info(

@@ -1,4 +1,4 @@
-"""What a model can do with text, read from its config."""
+"""Capabilities of a model for text, read from its config."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Capability:
     """Ways in which a model answers OpenAI's routes.
 
     Attributes:
-        declared: What the model takes as it comes, see `contract.py`.
+        declared: Declarations of routes whose bodies the model takes unchanged, see `contract.py`.
         prompt: Its input for a prompt; empty without one.
         output: Its output of text; empty without one.
-        embedding: Whether it takes requests for embeddings, or its only float output can be an embedding of
+        embedding: True if it takes requests for embeddings, or its only float output can be an embedding of
             its only input.
     """
 
@@ -34,20 +34,20 @@ class Capability:
 
     @property
     def native(self) -> bool:
-        """Whether the model answers in finished pieces of an HTTP response."""
+        """True if the model answers in finished pieces of an HTTP response."""
         return "native" in self.declared
 
     @property
     def speaks(self) -> bool:
-        """Whether the model takes any of OpenAI's routes."""
+        """True if the model answers any of OpenAI's routes."""
         return bool(self.declared or (self.prompt and self.output) or self.embedding)
 
     def takes_body(self, route: str) -> bool:
-        """Whether the model takes a route's body as it comes."""
+        """True if the model takes a route's body unchanged."""
         return any(route in ROUTES_BY_DECLARATION[each] for each in self.declared)
 
     def takes_text(self, route: str) -> bool:
-        """Whether tensors of the model can answer a route."""
+        """True if the model can answer a route by its tensors."""
         if route == EMBEDDINGS:
             return self.embedding
         return route in (CHAT, COMPLETIONS) and bool(self.prompt and self.output)
@@ -89,7 +89,7 @@ def _output(spec: ModelSpec) -> str:
 
 
 def _embeds(spec: ModelSpec) -> bool:
-    """Whether there is one input of text or token ids, and one float output with vectors; or vLLM's."""
+    """True for one input of text or token ids and one float output with vectors, or vLLM's input."""
     if any(tensor.name == EMBEDDING_REQUEST for tensor in spec.inputs):
         return True
     required = [tensor for tensor in spec.inputs if not tensor.optional]

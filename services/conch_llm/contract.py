@@ -1,7 +1,7 @@
 """The contract between the OpenAI routes and models: what a model declares, and how a route reaches it.
 
 A model declares its ways in the parameter `DECLARATION` of its completed config; text models need none, see
-`capability.py`. A request to a declared model has the body of the OpenAI request, as it came, in the input
+`capability.py`. A request to a declared model has the unchanged body of the OpenAI request in the input
 `text_input`, and the route in the request parameter `ROUTE`. The model is decoupled and responds with
 `text_output` of one element, in the form that its declaration names:
 
@@ -24,7 +24,7 @@ response's error. Closing the connection cancels the request.
 from __future__ import annotations
 
 DECLARATION = "CONCH_LLM"
-"""Config parameter: the comma list of what a model takes as it comes."""
+"""Config parameter: the declarations of a model, separated by commas."""
 
 SERVED_NAMES = "served_model_name"
 """Config parameter: a comma list of further names of the model, which may hold ``/``."""
@@ -51,7 +51,7 @@ TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 
 PREFIXES = ("/v1/", "/openai/")
-"""Of the paths that are OpenAI's whatever follows."""
+"""Prefixes of paths that belong to OpenAI's routes."""
 
 ROUTES_BY_DECLARATION = {
     "native": (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE, TOKENIZE, DETOKENIZE),

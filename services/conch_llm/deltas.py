@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is added to one choice.
+    """Addition to one choice.
 
     Attributes:
         text: Text of the answer.
@@ -29,7 +29,7 @@ class Delta:
             completions OpenAI's object of four lists.
         stop_reason: The stop string or the token that ended the choice.
         prompt_tokens: Number of tokens of the prompt, in one delta of the answer.
-        cached_tokens: How many of them were found in a prefix cache.
+        cached_tokens: Number of those that were found in a prefix cache.
     """
 
     text: str = ""

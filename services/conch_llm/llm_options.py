@@ -54,7 +54,7 @@ class LlmOptions(AddOnOptions):
         metrics: Counts what the routes do.
         routes: Settings of the routes.
         port: Options of the further port; None for none.
-        keys: Whether clients need an API key.
+        keys: True if clients need an API key.
     """
 
     for_clients: ClassVar[bool] = True

@@ -19,7 +19,7 @@ class OpenAiRoutes(RouteProvider):
     """OpenAI's routes on one port: of its own as `HttpOptions.platform`, or behind REST as `further`.
 
     Args:
-        settings: What flags say.
+        settings: Settings by flags.
         metrics: Counts what the routes do, on all ports.
     """
 

@@ -1,4 +1,4 @@
-"""What flags say of OpenAI's routes, as the routes use it; imports little."""
+"""Settings of OpenAI's routes by flags, as the routes use them; imports little."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextDefaults:
-    """What flags say of models whose config says nothing.
+    """Settings by flags of models whose config has none.
 
     Attributes:
         tokenizer: Folder of a tokenizer; None for none.
         chat_template: File of a chat template; None for none.
-        tool_parser: How models write tool calls; empty for none.
+        tool_parser: Name of the syntax of tool calls; empty for none.
     """
 
     tokenizer: Path | None = None
@@ -27,14 +27,14 @@ class TextDefaults:
 
 @dataclass(frozen=True, slots=True)
 class OpenAiSettings:
-    """What flags say of the routes of all ports.
+    """Settings by flags of the routes of all ports.
 
     Attributes:
         keys: API keys; empty for none.
         restrictions: Categories of routes that need a key of their own, besides those of the port.
         default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
         lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
-        texts: For models that get prompts.
+        texts: Defaults of models that get prompts.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)

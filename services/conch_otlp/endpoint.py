@@ -33,16 +33,16 @@ KEYS = ("url", "protocol", "encoding", "header", "timeout", "certificate", "comp
 
 @dataclass(frozen=True, slots=True)
 class OtlpEndpoint:
-    """Where a signal is exported, and how.
+    """Address and transport of a signal's export.
 
     Attributes:
         signal: One of the signals of `exporters`.
-        url: Where it goes; of gRPC, only scheme, host and port matter.
+        url: Address of the collector; for gRPC, only scheme, host and port matter.
         protocol: ``http/protobuf``, ``http/json`` or ``grpc``.
         headers: Sent with each export; names in lower case.
-        timeout_s: Of one export.
+        timeout_s: Timeout of one export, in seconds.
         certificate: A file of certificates that the collector's is checked with; empty for the system's.
-        gzip: Whether exports are compressed.
+        gzip: True if exports are compressed.
     """
 
     signal: str
@@ -61,7 +61,7 @@ class QueueLimits:
     Attributes:
         queue_size: Items that may wait, such as spans; further ones are dropped.
         batch_size: Most items of one export.
-        delay_s: How long items wait for others.
+        delay_s: Seconds that items wait for others.
     """
 
     queue_size: int = 2048
@@ -96,9 +96,9 @@ class Given:
     """Settings as flags and variables give them.
 
     Args:
-        flag: What the flag of a setting begins with; its key follows.
+        flag: Prefix of a setting's flag; its key follows.
         pairs: Keys and values of settings.
-        known: Keys that there are.
+        known: Accepted keys.
         environment: Variables; empty ones count as not set.
 
     Raises:

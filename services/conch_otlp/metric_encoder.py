@@ -26,7 +26,7 @@ from conch_otlp.attributes import attributes_of
 _CUMULATIVE = otlp.AGGREGATION_TEMPORALITY_CUMULATIVE
 _TYPE = "# TYPE "
 _MOST_POINTS = 5000
-"""Of one message of a metric; larger families are several."""
+"""Data points of one message of a metric; a larger family takes several messages."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -69,8 +69,8 @@ def otlp_metrics(
 
     Args:
         text: The scrape.
-        start_ns: Since when counters count, nanoseconds since 1970.
-        now_ns: When the scrape was made.
+        start_ns: Start of the counters, nanoseconds since 1970.
+        now_ns: Time of the scrape, nanoseconds since 1970.
         pause: Called often; may let other threads run.
 
     Yields:

@@ -40,7 +40,7 @@ class Encoder(Protocol[Item_contra, Queued]):
     """Makes export requests of the items of one signal."""
 
     def queued(self, items: Sequence[Item_contra]) -> Iterable[tuple[Queued, int]]:
-        """What waits in the queue for items, each with the number that it counts; on the caller's thread."""
+        """Entries of the queue for items, each with the number that it counts; on the caller's thread."""
 
     def requests(self, queued: Sequence[Queued], most: int, most_bytes: int) -> Iterable[tuple[bytes, int]]:
         """Requests within limits, each with its number of items; on the exporter's thread."""
@@ -50,11 +50,11 @@ class OtlpExporter(Generic[Item, Queued]):
     """Exports one signal; an `Exporter`.
 
     Args:
-        endpoint: Where to.
-        limits: Of the queue.
+        endpoint: Address of the collector.
+        limits: Limits of the queue.
         encoder: Makes requests.
         drops: Counts lost items.
-        first_pause_s: Before the second try; it doubles with each further one.
+        first_pause_s: Seconds before the second try; they double with each further one.
 
     Raises:
         InvalidArgumentError: The certificate can't be used.

@@ -38,14 +38,14 @@ _METRICS_LIMITS = QueueLimits(queue_size=200_000, batch_size=5000, delay_s=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpOptions(ExportOptions):
-    """How a signal is exported.
+    """Options of a signal's export.
 
     Attributes:
-        endpoint: Where it goes.
-        limits: Of the queue.
+        endpoint: Address of the collector.
+        limits: Limits of the queue.
         attributes: Attributes of the server that were given by flags.
-        environment: Has further ones.
-        semconv: Whether spans have the names and kinds of OpenTelemetry's conventions, else Triton's.
+        environment: Environment variables, which have further attributes.
+        semconv: True if spans have the names and kinds of OpenTelemetry's conventions, else Triton's.
     """
 
     endpoint: OtlpEndpoint

@@ -35,7 +35,7 @@ _OK = 200
 _FRAMING = 12  # bytes around a message: tags, and lengths up to 2**35
 _OFFSET_NS = 60 * 10**9
 _MOST_EVENTS = _MOST_LINKS = 128
-"""Of one span; OpenTelemetry's default limits."""
+"""Limits of events and links of one span; OpenTelemetry's defaults."""
 
 _MOST_SHAPES = 1024
 _RPC_METHODS = {
@@ -107,7 +107,7 @@ class SpanEncoder:
 
     Args:
         resource: Attributes of the server.
-        semconv: Whether spans have the names and kinds of OpenTelemetry's conventions, else Triton's.
+        semconv: True if spans have the names and kinds of OpenTelemetry's conventions, else Triton's.
         clock: Monotonic time in nanoseconds.
         wall: Time since 1970 in nanoseconds.
     """
@@ -166,10 +166,10 @@ class SpanEncoder:
         Args:
             spans: Gets fields of `ScopeSpans`.
             trace: The trace.
-            trace_id: That of the tree.
+            trace_id: Trace id of the tree.
             parent_id: The span above; empty for none.
             state: Bytes of the caller's state, for each span.
-            offset: What to add to times.
+            offset: Nanoseconds to add to times.
         """
         own = stamps(trace)
         is_root = trace.parent is None
@@ -327,7 +327,7 @@ class SpanEncoder:
 
 
 def _stage(trace: Trace) -> str:
-    """Where a request failed; of an ensemble, where its step did."""
+    """Stage in which a request failed; for an ensemble, that of its failed step."""
     if not trace.queued_ns:
         return "admission"
     if _ran(trace):

@@ -27,7 +27,7 @@ class SpanTemplate:
         start: Place of the start among the times; None for a span without times.
         end: Place of the end.
         events: Places of the events.
-        has_parent: Whether there is a parent.
+        has_parent: True if there is a parent.
     """
 
     __slots__ = ("_format", "_pick")

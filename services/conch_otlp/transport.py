@@ -87,11 +87,11 @@ class Outcome:
     """The result of sending a request.
 
     Attributes:
-        error: Why it was not taken, or what the collector remarks; empty if all is well.
-        taken: Whether the collector took it.
+        error: Reason of the refusal, or a warning of the collector; empty for none.
+        taken: True if the collector took it.
         rejected: Items of it that the collector refused, such as spans.
-        again: Whether another try may succeed.
-        after_s: How long the collector wants to be left alone; 0 if it does not say.
+        again: True if a retry may succeed.
+        after_s: Seconds to wait before the retry, by the collector; 0 if it does not say.
     """
 
     error: str = ""

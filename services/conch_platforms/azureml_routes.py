@@ -21,8 +21,8 @@ class AzureMlPlatform(RouteProvider):
 
     Attributes:
         scoring_route: Path of inference with the default model.
-        liveness_route: Path that tells whether the server is live.
-        readiness_route: Path that tells whether it is ready.
+        liveness_route: Path of the liveness probe.
+        readiness_route: Path of the readiness probe.
         default_model: Model of the scoring route; empty for the only one.
     """
 

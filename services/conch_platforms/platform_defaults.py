@@ -14,11 +14,11 @@ class Disk:
     """The disk of this machine."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file, a directory or a link, perhaps one that leads nowhere."""
+        """True if there is a file, a directory or a link, also a dangling one."""
         return os.path.lexists(path)
 
     def leads_nowhere(self, path: str) -> bool:
-        """Whether the path is a link to something that is not there."""
+        """True if the path is a dangling link."""
         return os.path.islink(path) and not os.path.exists(path)
 
     def entries(self, path: str) -> Mapping[str, bool]:
@@ -31,7 +31,7 @@ class Disk:
 
 
 def is_model(path: str, disk: Disk) -> bool:
-    """Whether a directory is that of one model: it has a config or versions."""
+    """True if a directory is that of one model: it has a config or versions."""
     entries = disk.entries(path).items()
     return any(name == _CONFIG or (directory and name.isdigit()) for name, directory in entries)
 
@@ -77,7 +77,7 @@ class PlatformDefaults:
         return bool(text)
 
     def value(self, key: str) -> Any:
-        """What a setting will be, as a value or a text; None if only its own default is left."""
+        """Value of a setting, or its text: given, or the platform's default; None without either."""
         if key in self.given:
             return self.given[key]
         default = self.found.get(key)

@@ -25,7 +25,7 @@ from conch_platforms.sagemaker_defaults import (
 KSERVE, SAGEMAKER, VERTEX_AI, AZUREML, SELDON = "kserve", "sagemaker", "vertex-ai", "azureml", "seldon"
 
 MOUNTED_MODELS = "/mnt/models"
-"""Where KServe and Seldon Core put models."""
+"""Directory into which KServe and Seldon Core put models."""
 _AZUREML_ROOT = "/var/azureml-app"
 _TITLES = {
     KSERVE: "KServe",
@@ -46,7 +46,7 @@ class DetectedPlatform:
     Attributes:
         platform: A choice of ``--platform``; empty for none.
         title: The platform's name.
-        reason: How it was recognised.
+        reason: Variable or directory by which it was recognised.
         defaults: Defaults by key of the setting.
         warnings: Variables without effect.
     """
@@ -64,7 +64,7 @@ def detect_platform(environment: Mapping[str, str], given: Mapping[str, Any], di
     Args:
         environment: The environment variables.
         given: Values of the settings that flags, variables of conch or a file give, by key.
-        disk: What is on the disk.
+        disk: Lists files and directories.
 
     Raises:
         FlagError: The platform's model directory can't be served; the text says why.

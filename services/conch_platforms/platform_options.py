@@ -215,7 +215,7 @@ class PlatformOptions(AddOnOptions):
 
     Attributes:
         http: The options of each.
-        loads: Whether SageMaker loads models.
+        loads: True if SageMaker loads models.
     """
 
     for_clients: ClassVar[bool] = True
@@ -242,7 +242,7 @@ class PlatformOptions(AddOnOptions):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSettings(AddOnSettings):
-    """Where conch runs, and what platforms call.
+    """Settings of the hosting platform and of the routes that it calls.
 
     Attributes:
         DISK: Shows the platforms' mounts.

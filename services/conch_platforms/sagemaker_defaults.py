@@ -9,7 +9,7 @@ from conch.core.option import FlagError
 from conch_platforms.platform_defaults import PlatformDefaults, is_model
 
 SAGEMAKER_MODEL = "/opt/ml/model"
-"""Where SageMaker puts the model of a single-model endpoint."""
+"""Directory into which SageMaker puts the model of a single-model endpoint."""
 ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 """Variable with flags."""
 _SERVING = ("SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_SAFE_PORT_RANGE", "SAGEMAKER_MULTI_MODEL")
@@ -49,7 +49,7 @@ _VERBOSE = {"true": "1", "false": "0"}  # Triton's script writes a boolean here
 
 
 def is_serving_variable(name: str) -> bool:
-    """Whether only an endpoint has this variable; notebooks and training jobs have others."""
+    """True if only an endpoint has this variable; notebooks and training jobs have others."""
     return name in _SERVING or name.startswith(_TRITON)
 
 

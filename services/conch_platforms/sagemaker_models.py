@@ -191,7 +191,7 @@ def _is_below(root: str, path: str) -> bool:
 
 
 def is_memory_error(text: str) -> bool:
-    """Whether an error text tells that memory has run out."""
+    """True if an error text says that memory has run out."""
     return _MEMORY.search(text) is not None
 
 

@@ -300,7 +300,7 @@ def _model_object(model: RegisteredModel) -> dict[str, str]:
 
 
 def _request_type(body: Buffer) -> str:
-    """What a request wants of its session besides an inference: ``NEW_SESSION``, ``CLOSE`` or nothing."""
+    """Request type of a stateful session: ``NEW_SESSION`` or ``CLOSE``; empty for an inference alone."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Which models a replica serves: those of its start, those of `user_config`, and multiplexed ones.
+"""Sets of models that a replica serves: those of its start, those of `user_config`, multiplexed ones.
 
     set           loaded                              unloaded
     ============  ==================================  =====================================
@@ -24,7 +24,7 @@ _KEY = "models"
 
 
 class _MultiplexedModel:
-    """What Ray keeps of a multiplexed model; Ray deletes it to make room."""
+    """Handle of a multiplexed model that Ray keeps, and deletes to make room."""
 
     def __init__(self, unload: Callable[[], None]) -> None:
         self._unload: Callable[[], None] | None = unload
@@ -42,7 +42,7 @@ class ReplicaModels:
     Args:
         server: The replica's server, which runs.
         start: Names of the models of its start.
-        explicit: Whether the server runs in mode ``explicit``.
+        explicit: True if the server runs in mode ``explicit``.
         multiplexed: Most multiplexed models at a time; 0 for none.
     """
 

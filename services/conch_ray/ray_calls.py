@@ -33,7 +33,7 @@ class RefusalError(Exception):
 class RayCall:
     """Metadata and client of a call.
 
-    Ray tells neither the client's deadline nor the end of its patience: it cancels the call.
+    Ray passes on no deadline of the client: it cancels the call.
 
     Args:
         context: Ray's `RayServegRPCContext`; None for a call through a deployment handle.
@@ -41,7 +41,7 @@ class RayCall:
     Attributes:
         read_ns: 0, as in `Caller`.
         path: Empty, as in `Caller`.
-        access: What the access policy grants the client.
+        access: The client's grant by the access policy.
         certificate_names: None: Ray's proxy asks for no certificates.
         client: Address of the client; empty for a handle.
         metadata: The client's metadata, and that the call was forwarded: a client is never local.
@@ -183,7 +183,7 @@ class RayStreamCall(RayCall, Reader):
 
     @property
     def behind(self) -> bool:
-        """Whether too much is unsent."""
+        """True if too many bytes are unsent."""
         return self._unsent > _MOST_UNSENT_BYTES
 
     def when_read(self, work: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ UNARY_METHODS = frozenset(each.rpc for each in ENDPOINTS if each.rpc and "/" not
 """The other RPCs of the service."""
 
 _LOST = ("ActorDiedError", "ActorUnavailableError", "The actor died", "The actor is dead")
-"""What Ray's text says of a request whose replica has died; its status is INTERNAL."""
+"""Parts of Ray's error text for a request whose replica has died; its status is INTERNAL."""
 _RETRY = "the replica of the request has died; another one may answer it"
 
 

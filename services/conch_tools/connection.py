@@ -1,4 +1,4 @@
-"""Where commands find a server's data port: `--url` and the flags around it."""
+"""Address of a server's data port for commands: `--url` and the flags around it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UrlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How TLS is spoken.
+    """TLS settings of a client.
 
     Attributes:
         root_cert: File of the authorities to trust; None for the machine's.

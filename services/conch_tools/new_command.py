@@ -96,7 +96,7 @@ _C_FILES = (
     *("standardize.c", "Makefile", "README.md", "test_standardize.py"),
     *("models/standardize/config.pbtxt", "models/standardize/1/README"),
 )
-"""Of ``examples/native``, whose backend is `_C_NAME`."""
+"""Files of ``examples/native``, whose backend is `_C_NAME`."""
 
 
 def run(arguments: Sequence[str]) -> int:

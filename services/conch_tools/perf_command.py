@@ -328,7 +328,7 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
 
 
 def _of_inference(options: argparse.Namespace) -> dict[str, bool]:
-    """Whether flags are set that payloads make void."""
+    """Flags that payloads make void, True for each that is set."""
     return {
         "-x": bool(options.version),
         "--stream": options.stream,
@@ -469,7 +469,7 @@ def _progress(load: Load, counts: Slice) -> None:
 
 
 def _found_rate(limits: Sequence[Limit], result: PerfResult) -> str:
-    """What a search of rates has found."""
+    """Sentence on the result of a search of rates."""
     from conch_tools.perf.measure.slo_search import RateSearch
 
     search = RateSearch(limits)

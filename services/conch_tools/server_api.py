@@ -27,7 +27,7 @@ class AskError(Exception):
     """The server refuses, or does not answer.
 
     Attributes:
-        reached: Whether there is a server.
+        reached: True if there is a server.
     """
 
     def __init__(self, message: str, reached: bool) -> None:

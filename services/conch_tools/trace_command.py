@@ -22,7 +22,7 @@ _NS_PER_US = 1000
 
 
 class _UsageError(Exception):
-    """What was asked for is not in the files."""
+    """The files lack the trace, or the times, that were asked for."""
 
 
 def run(arguments: Sequence[str]) -> int:

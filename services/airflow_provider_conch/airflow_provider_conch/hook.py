@@ -12,7 +12,7 @@ import requests
 from airflow.sdk import BaseHook
 
 TIMEOUT_S = 30.0
-"""For calls that a server answers at once."""
+"""Timeout, in seconds, of calls that a server answers at once."""
 # Of proxies whose server does not answer.
 _NO_ANSWER = (requests.codes.bad_gateway, requests.codes.gateway_timeout)
 
@@ -80,7 +80,7 @@ class ConchHook(BaseHook):
         return self._session
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the server answers with its metadata, and what to show."""
+        """Asks for the server's metadata; returns True if it answers, and the text for Airflow's page."""
         try:
             server = self.call("GET", "")
         except ConchError as error:
@@ -92,12 +92,12 @@ class ConchHook(BaseHook):
 
         Args:
             method: The HTTP method.
-            path: What follows ``/v2``.
+            path: Path behind ``/v2``.
             body: Sent as JSON; None for none.
             timeout: Seconds to wait for the answer.
 
         Returns:
-            What the answer's JSON says, None for an empty body.
+            The JSON of the answer; None for an empty body.
 
         Raises:
             ConchUnreachableError: There is no answer in time.
@@ -121,7 +121,7 @@ class ConchHook(BaseHook):
         return answer
 
     def ready(self, model: str, version: int | str | None = None) -> bool:
-        """Whether a version is ready; without one, that which requests without a version get."""
+        """True if a version is ready; without one, the version that requests without a version get."""
         answer = self._send("GET", f"{_model_path(model, version)}/ready")
         if not answer.ok and answer.status_code != requests.codes.bad_request:
             raise _error_of(answer)

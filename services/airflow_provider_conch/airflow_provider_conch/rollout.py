@@ -32,12 +32,12 @@ class ConchRolloutOperator(BaseOperator):
         candidate: The version to roll out, or ``newest``.
         steps: As in ``rollout.toml``, such as ``["1% 5m", "25% 10m"]``; None for the server's.
         options: Further fields of the table ``[rollout]``, such as ``guard`` and ``keep``.
-        wait: Whether to wait for the end.
+        wait: True to wait for the end.
         timeout: Seconds to wait; the rollout goes on if they pass. None for no limit.
         poll_interval: Seconds between two looks.
-        deferrable: Whether to wait in Airflow's triggerer.
+        deferrable: True to wait in Airflow's triggerer.
         conch_conn_id: The Airflow connection.
-        arguments: Those of every operator.
+        arguments: Arguments of every operator.
     """
 
     template_fields: Sequence[str] = ("model", "candidate", "steps", "options")

@@ -17,7 +17,7 @@ class ConchModelReadySensor(BaseSensorOperator):
         model: The model.
         version: Its version or label; None for the one that requests without a version get.
         conch_conn_id: The Airflow connection.
-        arguments: Those of every sensor, such as ``mode``, ``poke_interval`` and ``timeout``.
+        arguments: Arguments of every sensor, such as ``mode``, ``poke_interval`` and ``timeout``.
     """
 
     template_fields: Sequence[str] = ("model", "version")

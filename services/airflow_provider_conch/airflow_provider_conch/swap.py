@@ -31,7 +31,7 @@ class ConchModelSwapOperator(BaseOperator):
             expected elements by name, and ``atol``, the largest difference of numbers (1e-4).
         timeout: Seconds for the load.
         conch_conn_id: The Airflow connection.
-        arguments: Those of every operator.
+        arguments: Arguments of every operator.
     """
 
     template_fields: Sequence[str] = ("model", "version", "config", "verify")
@@ -130,7 +130,7 @@ class ConchModelSwapOperator(BaseOperator):
 
 @dataclass(frozen=True, slots=True)
 class _Former:
-    """What served before a swap: ready versions, none if the model was not loaded, and their config."""
+    """Ready versions before a swap, none if the model was not loaded, and their config."""
 
     versions: Sequence[int]
     config: Mapping[str, Any]

@@ -15,7 +15,7 @@ _ENDED = frozenset({"IDLE", "ABORTED", "FAILED", "DONE"})
 
 
 def shown(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What tasks return of a server's report."""
+    """Fields of a server's report that tasks return."""
     return {name: report[name] for name in _SHOWN}
 
 

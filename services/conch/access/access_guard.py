@@ -70,7 +70,7 @@ class Client(Protocol):
 
     @property
     def client(self) -> str:
-        """Its address."""
+        """Address of the client."""
 
 
 class Peer(Client, Protocol):
@@ -135,18 +135,18 @@ class OwnToken:
         self._expected = f"Bearer {token}".encode()
 
     def is_shown(self, sent: Sequence[str]) -> bool:
-        """Whether these values of 'authorization' are the token alone."""
+        """True if the values of the header 'authorization' are this token and nothing else."""
         return len(sent) == 1 and compare_digest(sent[0].encode(errors="backslashreplace"), self._expected)
 
 
 @dataclass(frozen=True, slots=True)
 class PortRules:
-    """What protects one port beside the access policy.
+    """Restrictions, upload rule and token of one port, checked beside the access policy.
 
     Attributes:
         restrictions: Categories of calls that need a key.
         refusal: Text for a call without its key; ``{key}`` stands for the key's name.
-        any_upload: Whether clients of other machines may bring files of models even where nothing
+        any_upload: True if remote clients may send a model's files with a load even where nothing
             identifies them.
         token: The port's own token; None for none.
     """
@@ -162,7 +162,7 @@ class Access:
 
     Args:
         state: The policy in effect at first.
-        audit: Where refusals and changes are recorded; None for nowhere.
+        audit: Log of refusals and changes; None for none.
         wall: Seconds since 1970.
 
     Attributes:
@@ -183,7 +183,7 @@ class Access:
         self.fetches = Counts(("ok", "failed"))
 
     def counts(self) -> AccessCounts:
-        """What was counted so far."""
+        """Counters of refusals, of requests by principal, of reloads and of fetches."""
         requests = {name: limiter.requests for name, limiter in self.state.limiters.items()}
         return AccessCounts(
             self._refusals.snapshot(), requests, self.reloads.snapshot(), self.fetches.snapshot()
@@ -209,7 +209,7 @@ class Access:
         raise UnauthenticatedError(_MISSING)
 
     def holds(self, grant: Grant) -> bool:
-        """Whether a grant is of the policy in effect and its credentials have not expired."""
+        """True if a grant is of the policy in effect and its credentials have not expired."""
         return grant.epoch is self.state and grant.expires_s > self._wall()
 
     def count_refusal(self, error: ConchError) -> None:
@@ -242,10 +242,10 @@ class AccessGuard:
     Args:
         access: The server's access policy; None for none.
         port: Its name in the audit log, such as ``grpc``.
-        rules: What else protects the port.
+        rules: Rules of the port beside the policy.
 
     Attributes:
-        identifies: Whether callers of calls with roles are identified, by credentials or as anonymous.
+        identifies: True if callers of calls with roles are identified, by credentials or as anonymous.
         restricted: Categories whose calls need a key.
     """
 
@@ -260,14 +260,14 @@ class AccessGuard:
         self._any_upload = rules.any_upload or access is not None or _UPLOADS in rules.restrictions
 
     def checks(self, roles: Roles, category: str) -> bool:
-        """Whether `admit` may refuse calls with such roles and of such a category."""
+        """True if `admit` may refuse calls with such roles and of such a category."""
         return (self.identifies and bool(roles)) or category in self.restricted
 
     def may_upload(self, local: bool, headers: Iterable[str]) -> bool:
-        """Whether a client may load a model from files in the request, and with them code.
+        """True if a client may load a model from files in the request, which may hold code.
 
         Args:
-            local: Whether it is on this machine; one that forwards calls (a proxy) counts as remote.
+            local: True if the client is on this machine; one that forwards calls (a proxy) counts as remote.
             headers: Names of its headers in lower case.
         """
         return self._any_upload or (local and _ADDED_BY_PROXIES.isdisjoint(headers))

@@ -45,7 +45,7 @@ class PrincipalEntry:
         keys: SHA-256 of its keys.
         claims: Claims of its tokens; all of them must be there.
         certificates: Names in its certificates, such as ``cn:web``.
-        anonymous: Whether callers without credentials act as it.
+        anonymous: True if callers without credentials act as this principal.
         models: Patterns of the models of each role.
         limits: Its limits.
     """
@@ -65,7 +65,7 @@ class Policy:
 
     Attributes:
         principals: In the order of the file.
-        jwt: Which tokens are accepted; None for none.
+        jwt: Rules of accepted tokens; None to accept none.
         keys: The keys that sign them, if they are in a file.
     """
 
@@ -80,7 +80,7 @@ class Policy:
 
     @property
     def certificates(self) -> bool:
-        """Whether a principal is known by its certificate."""
+        """True if any principal is identified by a client certificate."""
         return any(each.certificates for each in self.principals)
 
 
@@ -304,7 +304,7 @@ class _Reader:
 
 
 def _is_safe(url: str) -> bool:
-    """Whether keys from a URL can't be changed on their way."""
+    """True if keys from a URL can't be changed in transit: it is ``https``, or ``http`` to this machine."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # the port is checked when it is read

@@ -35,7 +35,7 @@ FIRST_RETRY_S = 1.0
 """Seconds after a failed fetch until the next one; twice as many after each further failure."""
 
 TIMEOUT_S = 10.0
-"""For each step of a fetch: to connect, to send the request, and for the whole response."""
+"""Timeout of each step of a fetch: to connect, to send the request, and for the whole response."""
 
 _FETCH_S = 300.0
 _LONGEST_RETRY_S = 60.0
@@ -55,7 +55,7 @@ class PolicyReload:
         path: The policy file.
 
     Attributes:
-        state: What was read at first, for `Access`.
+        state: The policy as read at the start, for `Access`.
 
     Raises:
         InvalidArgumentError: The policy is wrong; the text says where.
@@ -179,7 +179,7 @@ class KeyFetcher:
     stay in effect. Tokens with unknown keys cause at most one fetch in a minute.
 
     Args:
-        url: Where the set is; redirections are not followed.
+        url: Address of the set; redirections are not followed.
         installed: Called on the thread when there are other keys.
         counted: Called on the thread with the result of each fetch, ``ok`` or ``failed``.
 

@@ -139,7 +139,7 @@ class PolicyState:
 
 
 def _has(claims: Mapping[str, Any], name: str, value: str) -> bool:
-    """Whether a claim is a text, or has it among several."""
+    """True if a claim is this text, or a list (or a spaced text, for some names) that has it."""
     claim = claims.get(name)
     if isinstance(claim, str):
         return claim == value or (name in _SPACED_CLAIMS and value in claim.split())

@@ -16,13 +16,13 @@ from conch.access.request_limits import Limiter
 from conch.core.errors import PermissionDeniedError
 
 EVERY_MODEL = "*"
-"""In place of a model's name: the call concerns all models, or the server as a whole."""
+"""Stands for a model's name if a call concerns all models, or the server as a whole."""
 
 _NAMESPACE = "::"
 
 
 class Role(StrEnum):
-    """What a principal may do with the models that it has the role for."""
+    """Permission of a principal for models: to infer, to read or to control."""
 
     INFER = "infer"
     READ = "read"
@@ -48,7 +48,7 @@ class ModelPatterns:
     have none: so a model whose own name has ``::`` is not taken for one in a namespace.
 
     Attributes:
-        some: Whether there is any pattern.
+        some: True if there is any pattern.
     """
 
     __slots__ = ("_bare", "_every", "_full", "some")
@@ -61,7 +61,7 @@ class ModelPatterns:
         self._full = _any_of(each for each in listed if _NAMESPACE in each)
 
     def match(self, model: str) -> bool:
-        """Whether a model matches; `EVERY_MODEL` matches only itself."""
+        """True if a pattern matches a model; `EVERY_MODEL` matches only itself."""
         if self._every:
             return True
         if model == EVERY_MODEL:
@@ -94,7 +94,7 @@ class Principal:
         self._patterns: dict[Roles, ModelPatterns] = {}  # a few sets of roles
 
     def allows(self, roles: Roles, model: str = "") -> bool:
-        """Whether the principal has one of the roles: for the model, or without a name for any model."""
+        """True if the principal has one of the roles: for the model or, without a name, for any model."""
         patterns = self._patterns.get(roles)
         if patterns is None:
             listed = [each for role in Role if role in roles for each in self._models.get(role, ())]
@@ -104,7 +104,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the credentials of one caller give it.
+    """Rights of one caller, by its credentials.
 
     Attributes:
         principal: The principal that it acts as.

@@ -51,8 +51,8 @@ class RedisCache(ResponseCache):
     Args:
         pool: Connections to the server.
         connections: Their limit.
-        patience_ns: How long a request may wait for one.
-        ttl_ns: How long entries are valid by default; 0 for no limit.
+        patience_ns: Longest wait of a request for a connection.
+        ttl_ns: Default time to live of entries; 0 for no limit.
     """
 
     blocking = True

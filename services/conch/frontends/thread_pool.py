@@ -41,7 +41,7 @@ MOST_WAITING_BYTES = 1 << 30
 
 
 class QueueBounds(NamedTuple):
-    """How much may wait in a pool; `what` it is, for the error."""
+    """Bounds of a pool's queue, in work items and bytes; `what` names them in the error."""
 
     what: str
     most: int = MOST_WAITING
@@ -60,7 +60,7 @@ class ThreadPool(Executor):
         threads: Largest number of threads.
         name: Prefix of the threads' names.
         idle_s: Time after which an idle thread ends.
-        bounds: Of what waits; None for none.
+        bounds: Bounds of the queue; None for none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the clients of streams have yet to read, so that slow readers share a bound.
+"""Counts of bytes that clients of streams have yet to read, so that slow readers share a bound.
 
 Each stream has a `Backlog` with a bound of its own, and a client may open thousands of streams. Only what a
 stream has beyond `LEAST_OF_ONE` counts in the `UnreadBytes` of its front end, so streams whose clients keep
@@ -55,11 +55,11 @@ class Backlog:
 
     @property
     def behind(self) -> bool:
-        """Whether there is too much, in this stream or in all together; also without the lock."""
+        """True if this stream, or all together, have too many unread bytes; also without the lock."""
         return self.exceeds(self._most_bytes)
 
     def exceeds(self, most_bytes: int) -> bool:
-        """As `behind`, with another bound of the stream."""
+        """True if the stream has more unread bytes than `most_bytes`, or all together have too many."""
         size = self.size
         return size > most_bytes or (size > LEAST_OF_ONE and self._unread.total > MOST_OF_ALL)
 

@@ -23,10 +23,10 @@ TRACES, METRICS, LOGS = "traces", "metrics", "logs"
 """The signals of OpenTelemetry; their items are root `Trace` objects, `Scrape` and `LogItem`."""
 
 EXPORT_REASONS = ("queue_full", "export_failed", "rejected", "shutdown")
-"""Why exports lose items."""
+"""Reasons for which exports lose items: labels of their counters."""
 
 TRACE_REASONS = (*EXPORT_REASONS, "limit", "disk")
-"""Why traces and spans are lost."""
+"""Reasons for which traces and spans are lost: labels of their counters."""
 
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
@@ -73,8 +73,8 @@ class Scrape(NamedTuple):
 
     Attributes:
         text: In Prometheus' text format.
-        start_ns: Since when counters count, nanoseconds since 1970.
-        time_ns: When the text was rendered.
+        start_ns: Start of the counters, nanoseconds since 1970.
+        time_ns: Time of the scrape, nanoseconds since 1970.
     """
 
     text: str
@@ -87,7 +87,7 @@ class LogItem(NamedTuple):
 
     Attributes:
         time_ns: Nanoseconds since 1970.
-        level: Of Python's `logging`.
+        level: Level of Python's `logging`.
         level_name: Its name.
         logger: The logger's name.
         message: The text.
@@ -128,9 +128,9 @@ class SpanOptions:
     """Settings of traces that the tracer carries out.
 
     Attributes:
-        follows_unsampled: Whether the span of a caller that is not sampled traces the request, as in Triton.
-        batch_spans: Whether a batch of several requests has a span of its own.
-        returns_traceparent: Whether responses name the root span of their request.
+        follows_unsampled: True if the span of a caller that is not sampled traces the request, as in Triton.
+        batch_spans: True if a batch of several requests has a span of its own.
+        returns_traceparent: True if responses name the root span of their request.
         ratio: The share of trace ids that are sampled in place of a rate; 0 for none.
         shown: The settings as Triton's trace setting RPC shows them.
     """

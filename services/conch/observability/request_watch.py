@@ -46,8 +46,8 @@ class RequestWatches(SettingListener):
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        on: Whether anything is recorded of requests.
-        adds_metadata: Whether responses carry the ``traceparent`` of their requests.
+        on: True if requests are traced or logged.
+        adds_metadata: True if responses carry the ``traceparent`` of their requests.
     """
 
     def __init__(self, access: AccessLog | None, tracer: Tracer, clock: Clock = monotonic_ns) -> None:

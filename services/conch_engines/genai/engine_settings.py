@@ -23,8 +23,8 @@ class EngineSettings:
         cache_size_gb: Size of the KV cache in GB; 0 for one that grows.
         max_num_batched_tokens: Most tokens of one step.
         max_num_seqs: Most choices of one step.
-        dynamic_split_fuse: Whether prompts are split over steps and share them with running choices.
-        enable_prefix_caching: Whether the KV cache of common beginnings is kept.
+        dynamic_split_fuse: True if prompts are split over steps and share them with running choices.
+        enable_prefix_caching: True if the KV cache of common beginnings is kept.
         max_model_len: Most tokens of prompt and answer; 0 for the model's.
         num_threads: Threads of the engine; 0 for its own choice.
     """

@@ -49,7 +49,7 @@ def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_task(directory: Path, name: str, parameters: Mapping[str, str]) -> str:
-    """What a model does: ``generate``, ``embed`` or ``score``.
+    """Finds the task of a model: ``generate``, ``embed`` or ``score``.
 
     Raises:
         InvalidArgumentError: The parameter or ``config.json`` has nothing that is known.

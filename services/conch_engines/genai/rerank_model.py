@@ -42,7 +42,7 @@ class TritonPythonModel:
     def score(
         self, query: str, documents: Sequence[str], request: EmbeddingRequest
     ) -> tuple[list[float], list[int]]:
-        """How well documents fit a query."""
+        """Scores documents by their relevance to a query; returns scores and token counts, by document."""
         if not query or not all(documents):
             raise InvalidArgumentError("query, documents: the engine openvino_genai takes no empty texts")
         with self._lock:

@@ -14,7 +14,7 @@ from conch_llm.models.model_requests import TextRequest
 
 
 class Grammar(NamedTuple):
-    """What an answer must obey: ``json_schema``, ``regex`` or ``grammar`` (EBNF), and its text."""
+    """Constraint of an answer: ``json_schema``, ``regex`` or ``grammar`` (EBNF), and its text."""
 
     kind: str
     text: str
@@ -22,14 +22,14 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is sampled.
+    """Sampling of an answer.
 
     Attributes:
         values: Attributes of the engine's `GenerationConfig`.
-        grammar: What the answer must obey.
-        logprobs: Whether log probabilities of the tokens are wanted.
-        top_logprobs: Whether those of the most likely token are wanted, too.
-        skip_special_tokens: Whether special tokens are left out of the text.
+        grammar: Constraint of the answer; None for none.
+        logprobs: True if the answer has log probabilities of its tokens.
+        top_logprobs: True if it has those of the most likely tokens, too.
+        skip_special_tokens: True if special tokens are left out of the text.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def _refuse_unsupported(request: TextRequest) -> None:
 
 
 def _ends(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What ends an answer, beside its length."""
+    """Config values of the stop conditions, beside the length."""
     values: dict[str, Any] = {}
     if asked.get("min_tokens") is not None:
         values["min_new_tokens"] = _integer("min_tokens", asked["min_tokens"], 0)
@@ -128,7 +128,7 @@ def _ends(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(request: TextRequest, samples: bool) -> tuple[bool, bool]:
-    """Whether log probabilities of the tokens, and of the most likely ones, are wanted."""
+    """Values of `Sampling.logprobs` and `Sampling.top_logprobs` for a request."""
     asked = request.params.get("logprobs")
     if asked is None or asked is False:
         return False, False

@@ -19,7 +19,7 @@ class TextStream:
     """Tokens of one answer.
 
     Args:
-        skip_special_tokens: Whether special tokens have no text.
+        skip_special_tokens: True if special tokens have no text.
     """
 
     __slots__ = ("_ids", "_known", "ended", "skip_special_tokens", "text")

@@ -15,7 +15,7 @@ class TextLengths:
     Args:
         path: The model's folder.
         longest: Most tokens; None if the model does not say.
-        pairs: Whether each text is a query with a document.
+        pairs: True if each text is a query with a document.
     """
 
     def __init__(self, path: Path, longest: int | None, pairs: bool = False) -> None:

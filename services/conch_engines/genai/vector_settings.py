@@ -23,8 +23,8 @@ class VectorSettings:
         device: OpenVINO's device.
         max_model_len: Most tokens of a text, or of a query and a document; 0 for the model's.
         num_threads: Threads of the engine; 0 for its own choice.
-        pooling: How the vectors of tokens become that of their text: ``cls``, ``mean`` or ``last_token``.
-        normalize: Whether embeddings have length 1.
+        pooling: Pooling of token vectors to a text's vector: ``cls``, ``mean`` or ``last_token``.
+        normalize: True to scale embeddings to length 1.
     """
 
     device: str

@@ -79,15 +79,15 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElfFile:
-    """What the dynamic loader reads of a file.
+    """Parts of an ELF file that the dynamic loader reads.
 
     Attributes:
         machine: Number of its machine, a key of `MACHINES` if known.
-        kind: What it is, in words; `LIBRARY` for what can be opened.
+        kind: Kind of file, in words; `LIBRARY` for one that can be opened.
         soname: Its SONAME; empty without one.
         needed: Names of the libraries that it needs, in their order.
         rpath: Directories of its RPATH as written.
-        runpath: Those of its RUNPATH; None without one, which is not the same as an empty one.
+        runpath: Directories of its RUNPATH; None without one, which is not the same as an empty one.
         defined: Versions of each symbol that it defines; an empty version for one without.
         undefined: Symbols that others define for it.
         needed_versions: Versions that it needs, by the name of the library that has them.
@@ -200,7 +200,7 @@ class _Reader:
             self._dynamic.setdefault(tag, []).append(value)
 
     def _executable_stack(self, machine: int) -> bool:
-        """Whether it asks for one; without a header x86-64 has one."""
+        """True if the file asks for an executable stack; without a header, true on x86-64."""
         stacks = [segment.flags for segment in self._segments if segment.kind == _STACK]
         return bool(stacks[-1] & _EXECUTABLE) if stacks else machine == X86_64
 

@@ -1,4 +1,4 @@
-"""What a backend's library says of itself, and what would prevent its load; nothing of it runs."""
+"""Inspection of a backend's library: its exports, its needs, and obstacles to its load; runs no code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DEMANGLE_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What reading a library has found.
+    """Result of reading a library.
 
     Attributes:
         findings: Errors prevent its load on this machine.

@@ -28,13 +28,13 @@ _DEFAULTS = (f"/lib/{_TRIPLE}", f"/usr/lib/{_TRIPLE}", "/lib64", "/usr/lib64", "
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """What a search depends on.
+    """Inputs of the dynamic loader's search.
 
     Attributes:
         program: The program that opens the library.
         library_path: Directories of ``LD_LIBRARY_PATH``.
         cached: Paths of libraries by their names, from ``ld.so.cache``.
-        default_directories: Where the loader looks last.
+        default_directories: Directories that the loader searches last.
     """
 
     program: Path
@@ -73,7 +73,7 @@ class MissingLibrary:
 
     Attributes:
         needed_by: Path of the first file that needs it.
-        searched: Where the loader looks for it then, in this order.
+        searched: Directories that the loader searches for it, in this order.
         damage: Path and damage of the file that it finds; empty if it finds none.
     """
 
@@ -103,11 +103,11 @@ class MissingSymbol:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """What is loaded with a library.
+    """Files that are loaded with a library, and missing ones.
 
     Attributes:
         files: The library, and those that it needs, in the order of the search.
-        missing_symbols: Where libraries are missing, they may define them.
+        missing_symbols: Undefined symbols; libraries that are missing may define them.
     """
 
     files: tuple[LoadedFile, ...]
@@ -144,7 +144,7 @@ def find_closure(path: Path, elf: ElfFile, settings: LoaderSettings) -> Closure:
 
 
 def _is_defined(symbol: Symbol, scope: Sequence[ElfFile]) -> bool:
-    """Whether a file defines the symbol; a version that a whole file lacks is reported as such."""
+    """True if a file defines the symbol; a version that a whole file lacks is reported as such."""
     return any(
         symbol.version in ("", version) or not version or symbol.version not in elf.defined_versions
         for elf in scope

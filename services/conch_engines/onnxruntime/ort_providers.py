@@ -132,7 +132,7 @@ class Plugins:
             return devices
 
     def advice(self, name: str) -> str:
-        """What to do about a missing provider, as the end of an error text."""
+        """Remedy for a missing provider, as the end of an error text."""
         package = _PLUGINS.get(name)
         if package is None:
             return ""

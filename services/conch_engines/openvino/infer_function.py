@@ -28,7 +28,7 @@ from conch_engines.openvino.openvino_engine import engine_error, raise_engine_er
 _RUNNING = "running inference"
 
 _WATCH_S = 0.05
-"""How long a run that failed is not noticed."""
+"""Seconds between two checks for failed runs."""
 
 _IDLE_ROUNDS = 20
 """Rounds without runs after which the watch sleeps."""
@@ -116,7 +116,7 @@ class InferFunction:
 
     @property
     def running(self) -> bool:
-        """Whether a run is started and not completed."""
+        """True if a run is started and not completed."""
         return self._done is not None
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ class FailureWatch:
         name: The model's name, for the thread.
 
     Attributes:
-        awake: Whether the thread looks at runs.
+        awake: True if the thread checks runs; else it sleeps.
     """
 
     def __init__(self, name: str) -> None:
@@ -328,7 +328,7 @@ class OutputTensor:
     """One output of an infer request.
 
     Attributes:
-        is_text: Whether its elements are strings.
+        is_text: True if its elements are strings.
     """
 
     __slots__ = ("_dtype", "_index", "_kept", "_make", "_place", "_request", "_scalar", "_type", "is_text")

@@ -126,7 +126,7 @@ class OpenVinoBackend(Backend):
 
 
 def _may_pad(spec: ModelSpec) -> bool:
-    """Whether all inputs of a batch can be padded with rows: each has one for each row of the requests."""
+    """True if all inputs of a batch can be padded with rows: each has one row for each of the requests'."""
     ragged = any(tensor.ragged for tensor in spec.inputs)
     return spec.max_batch_size > 0 and not (ragged or spec.batch_outputs or made_tensors(spec))
 

@@ -63,12 +63,12 @@ class ModelGraph:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it has variables, which a run leaves to the next one."""
+        """True if the model has variables, which a run leaves to the next one."""
         return bool(self.model.get_variables())
 
     @property
     def has_batch_layout(self) -> bool:
-        """Whether the layouts of all inputs and outputs begin with the batch."""
+        """True if the layouts of all inputs and outputs begin with the batch."""
         helpers = self._ov.layout_helpers
         layouts = [helpers.get_layout(port) for port in (*self.model.inputs, *self.model.outputs)]
         return all(helpers.has_batch(layout) and helpers.batch_idx(layout) == 0 for layout in layouts)

@@ -47,7 +47,7 @@ class OpenVinoSettings:
         device: OpenVINO's name of the device.
         properties: Properties of the compiled model.
         extension: Path of a library with operations for the CPU; empty for none.
-        reshapes: Whether the config's dims replace those of the model's inputs.
+        reshapes: True if the config's dims replace those of the model's inputs.
     """
 
     device: str
@@ -57,7 +57,7 @@ class OpenVinoSettings:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model runs on the CPU alone."""
+        """True if the model runs on the CPU alone."""
         return set(re.split("[:,]", self.device)) - _CHOOSERS == {"CPU"}
 
     @classmethod

@@ -215,7 +215,7 @@ class PythonClassBackend(PythonBasedBackend):
 
 
 def is_python_class(config: Mapping[str, Any]) -> bool:
-    """Whether a config asks for a Python class instead of a saved program."""
+    """True if a config names a Python class instead of a saved program."""
     return config.get("runtime") == "model.py"
 
 
@@ -241,7 +241,7 @@ def _model_path(version_directory: Path, file_name: str, model_name: str) -> Pat
 
 
 def _form(path: Path) -> FileFormat:
-    """What a file is. Raises InvalidArgumentError: it is nothing that this backend serves."""
+    """Format of a file. Raises InvalidArgumentError: the backend does not serve it."""
     found = file_formats.identify(path)
     if found in _FORMS:
         assert found is not None

@@ -28,7 +28,7 @@ class Argument:
     Attributes:
         name: Its name.
         kind: Its type as TorchScript prints it, without ``Optional``.
-        required: Whether it must be given.
+        required: True if it must be given.
         default: Its value where it is not given.
     """
 
@@ -39,12 +39,12 @@ class Argument:
 
     @property
     def is_served(self) -> bool:
-        """Whether it can be an input."""
+        """True if the argument can be an input."""
         return self.kind in {"Tensor", "List[str]", "int", "float", "bool", "str"}
 
 
 def takes_dict(arguments: Sequence[Argument]) -> bool:
-    """Whether ``forward`` takes all inputs in one dict."""
+    """True if ``forward`` takes all inputs in one dict. Raises InternalError: an argument can't be served."""
     dicts = [argument.kind.startswith("Dict[") for argument in arguments]
     if dicts == [True]:
         return True
@@ -91,7 +91,7 @@ def result_positions(spec: ModelSpec) -> dict[str, int]:
 
 
 def _positions(model: str, kind: str, names: Sequence[str], by_name: Mapping[str, int]) -> dict[str, int]:
-    """By argument name, else by index, else in order; one rule for all names."""
+    """Places of names: by argument name, else by index, else in order; one rule for all names."""
     if not names:
         raise InternalError(f"model configuration must contain at least one {kind}, none were specified.")
     if all(name in by_name for name in names):

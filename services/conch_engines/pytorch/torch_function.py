@@ -22,8 +22,8 @@ class Program(ABC):
     Attributes:
         leaves: The config's name of each value that a call takes, in order; empty where no input feeds it.
         results: The place of each output among the results.
-        failure: How an error text of a run begins.
-        keeps_inputs: Whether a run leaves the memory of its inputs as it is.
+        failure: Beginning of the error text of a run.
+        keeps_inputs: True if a run leaves the memory of its inputs as it is.
     """
 
     leaves: Sequence[str]

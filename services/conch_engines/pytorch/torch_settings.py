@@ -57,13 +57,13 @@ class TorchSettings:
     """Parameters of one model.
 
     Attributes:
-        inference_mode: Whether runs are in inference mode; else only gradients are off.
-        optimized: Whether TorchScript's graph executor optimises.
-        cudnn: Whether cuDNN is used.
-        shares_weights: Whether instances on one device share the module.
-        cleans_cache: Whether the device's cached memory is freed after each run.
+        inference_mode: True if runs are in inference mode; else only gradients are off.
+        optimized: True if TorchScript's graph executor optimises.
+        cudnn: True if cuDNN is used.
+        shares_weights: True if instances on one device share the module.
+        cleans_cache: True if the device's cached memory is freed after each run.
         threads: Threads of one run.
-        allow_pickle: Whether Python objects may be unpickled.
+        allow_pickle: True if Python objects may be unpickled.
         warmup_runs: Least number of runs of each warm-up sample.
     """
 

@@ -173,7 +173,7 @@ def _plain(argument: Argument, value: Any) -> Any:
 
 
 def _writes_inputs(module: Any) -> bool:
-    """Whether an operation of ``forward`` may write to an argument's memory."""
+    """True if an operation of ``forward`` may write to an argument's memory."""
     try:
         nodes = list(module.inlined_graph.nodes())
     except (AttributeError, RuntimeError):

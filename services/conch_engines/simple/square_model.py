@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from conch.backends.python.api.response_sender import begin_output
 
 _LOOK_S = 0.01
-"""How often a wait looks whether the request was cancelled."""
+"""Seconds between two checks of a wait for a cancelled request."""
 
 
 class TritonPythonModel:

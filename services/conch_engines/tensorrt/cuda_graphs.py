@@ -34,7 +34,7 @@ class CapturedGraph:
         graph: cupy's object.
         pointers: Address by tensor.
         output_dims: Dims by output.
-        kept: What has to live as long as it.
+        kept: Object that must live as long as the graph.
     """
 
     dims: tuple[Dims, ...]
@@ -45,7 +45,7 @@ class CapturedGraph:
     kept: object = None
 
     def fits(self, dims: Sequence[Dims], batches: bool) -> bool:
-        """Whether it can run a batch of these dims."""
+        """True if the graph can run inputs of these dims; with `batches`, also those of fewer rows."""
         if not batches:
             return self.dims == tuple(dims)
         rows = dims[0][0]

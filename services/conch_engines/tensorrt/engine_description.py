@@ -33,12 +33,12 @@ class EngineTensor:
     Attributes:
         key: Its name in the engine.
         name: Its name in the config: the key up to the first blank.
-        is_input: Whether it is an input.
+        is_input: True if it is an input.
         datatype: The protocol's name of its element type; empty if it has none.
         dims: All dims; -1 where variable.
-        is_shape: Whether its values decide about shapes.
-        on_host: Whether the engine reads or writes it in host memory.
-        problem: Why the backend can't serve it; empty if it can.
+        is_shape: True if its values decide about shapes.
+        on_host: True if the engine reads or writes it in host memory.
+        problem: Reason for which the backend can't serve it; empty if it can.
     """
 
     key: str
@@ -51,7 +51,7 @@ class EngineTensor:
     problem: str = ""
 
     def gets_batch_size(self, batches: bool) -> bool:
-        """Whether its first value is the batch size, which clients leave out."""
+        """True if the tensor's only value is the batch size, which clients leave out."""
         return self.is_shape and batches and len(self.dims) == 1
 
 
@@ -65,7 +65,7 @@ class EngineDescription:
 
     @property
     def supports_batching(self) -> bool:
-        """Whether the first dim of all tensors but shape tensors is variable."""
+        """True if the first dim of all tensors but shape tensors is variable."""
         tensors = [each for each in (*self.inputs, *self.outputs) if not each.is_shape]
         return bool(tensors) and all(each.dims[:1] == (-1,) for each in tensors)
 
@@ -185,7 +185,7 @@ def complete_from_engine(
 
 
 def _batch_hint(config: Mapping[str, Any], engine: EngineDescription) -> bool | None:
-    """Whether the dims of listed tensors leave room for a batch dimension; None if there are none."""
+    """True if the dims of listed tensors leave room for a batch dimension; None if none is listed."""
     ranks = {each.name: len(each.dims) for each in (*engine.inputs, *engine.outputs) if not each.is_shape}
     hints = set()
     for entry in (*(config.get("input") or ()), *(config.get("output") or ())):

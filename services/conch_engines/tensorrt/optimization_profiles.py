@@ -15,7 +15,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DimsRange:
-    """What a profile allows for the dims of an input, or for the values of a shape tensor.
+    """Range that a profile allows for the dims of an input, or for the values of a shape tensor.
 
     Attributes:
         least: Smallest allowed dims.
@@ -28,7 +28,7 @@ class DimsRange:
     most: Dims
 
     def problem(self, dims: Dims, what: str = "shape of dimension") -> str:
-        """Why dims are not allowed, in Triton's words; empty if they are."""
+        """Reason for which dims are not allowed, in Triton's words; empty if they are."""
         if len(dims) != len(self.most):
             return f"model expected {len(self.most)} dimensions but received {len(dims)}"
         for number, (low, high, got) in enumerate(zip(self.least, self.most, dims, strict=True)):

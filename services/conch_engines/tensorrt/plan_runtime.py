@@ -94,7 +94,7 @@ class PlanRuntime:
         return engine
 
     def last_errors(self) -> str:
-        """What TensorRT has logged last as errors on this thread."""
+        """Last errors that TensorRT logged on this thread."""
         return "; ".join(self._log.errors)
 
     def forget_errors(self) -> None:

@@ -43,9 +43,9 @@ class TensorRTSettings:
 
     Attributes:
         strategy: Name of the `ExecutionContextAllocationStrategy`.
-        high_priority: Whether its streams come before others of the device.
+        high_priority: True if its streams come before others of the device.
         graphs: CUDA graphs to capture.
-        host_code_allowed: Whether plans may bring a runtime of their own, which is code.
+        host_code_allowed: True if plans may bring a runtime of their own, which is code.
         plugins: Libraries of plugins to load.
     """
 

@@ -42,14 +42,14 @@ class SharedEngine(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """How batches of one shape run."""
+    """Execution of batches of one shape: the context, and the graph if one was captured."""
 
     context: ProfileContext
     graph: CapturedGraph | None
 
 
 class _Produced(NamedTuple):
-    """Where an output is, and its dims; `placed` if that is memory for the response."""
+    """Address and dims of an output; `placed` if it lies in memory for the response."""
 
     pointer: int
     dims: Dims
@@ -270,7 +270,7 @@ class TensorRTFunction:
     def _target(
         self, tensor: _Tensor, dims: Dims, places: tuple[DeviceMemory, ...] | None, taken: list[DeviceMemory]
     ) -> _Produced:
-        """Where the engine writes an output: the client's memory where it fits, else a buffer."""
+        """Memory into which the engine writes an output: the client's if it fits, else a buffer."""
         nbytes = prod(dims) * tensor.element_size
         if places:
             place = places[0]

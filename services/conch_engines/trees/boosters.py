@@ -26,7 +26,7 @@ from conch_engines.trees.model_files import (
 log = logging.getLogger(__name__)
 
 Contributions = Callable[[Array], Array]
-"""From rows to an array of the shape [rows, classes, features + 1]; the last column is the bias."""
+"""Maps rows to an array of shape [rows, classes, features + 1]; the last column is the bias."""
 
 SMALL_ROWS = 64
 """Rows up to which one thread is faster than waking others."""
@@ -73,7 +73,7 @@ def open_contributions(path: Path, kind: str, model: str, threads: int) -> Contr
 
 
 def has_contributions(kind: str) -> bool:
-    """Whether `open_contributions` has a function for a type."""
+    """True if `open_contributions` has a function for a type."""
     return kind in (XGBOOST_JSON, XGBOOST_UBJ, LIGHTGBM)
 
 

@@ -136,7 +136,7 @@ class FilBackend(Backend):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a spec leads to."""
+    """Model of a spec: its parameters, its file, the file's type and the forest."""
 
     parameters: FilParameters
     path: Path
@@ -260,7 +260,7 @@ def _without_ones(spec: ModelSpec, tensor: TensorSpec) -> TensorSpec:
 
 
 def _conversion(parameters: FilParameters, classes: int, size: int) -> Convert | None:
-    """How scores become the output; None if they are it."""
+    """Post-processing of the scores; None for none."""
     if not parameters.is_classifier:
         return None
     if parameters.predict_proba:

@@ -61,10 +61,10 @@ class FilParameters:
     """Checked parameters of a model.
 
     Attributes:
-        is_classifier: Whether outputs are classes, or probabilities of classes.
+        is_classifier: True if outputs are classes, or probabilities of classes.
         threshold: Score above which a row is of class 1 in a binary classifier.
-        predict_proba: Whether a classifier returns probabilities.
-        allow_unknown_field: Whether unknown fields of XGBoost's formats are ignored.
+        predict_proba: True if a classifier returns probabilities.
+        allow_unknown_field: True if unknown fields of XGBoost's formats are ignored.
         threads: Threads of an instance for large batches.
     """
 

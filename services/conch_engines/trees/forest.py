@@ -151,7 +151,7 @@ class Forest:
         features: Number of input columns.
         classes: Values per row: 1, or one for each class.
         trees: Number of trees.
-        is_classifier: Whether it was trained as one.
+        is_classifier: True if it was trained as one.
         transform: treelite's name of what makes results of the sums of leaves, such as ``sigmoid``.
     """
 

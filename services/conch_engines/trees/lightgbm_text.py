@@ -31,14 +31,14 @@ Fields = dict[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class LightgbmHeader:
-    """What a model says of itself.
+    """Header of a LightGBM model.
 
     Attributes:
         features: Number of input columns.
         outputs: Trees of an iteration: 1, or one for each class.
         trees: Number of trees.
         objective: Name of the objective with its settings; empty if unknown.
-        averages: Whether the output is the mean of the trees, as of a random forest.
+        averages: True if the output is the mean of the trees, as of a random forest.
     """
 
     features: int
@@ -49,7 +49,7 @@ class LightgbmHeader:
 
     @property
     def classifies(self) -> bool:
-        """Whether the outputs are probabilities of classes."""
+        """True if the outputs are probabilities of classes."""
         return self.objective.split(" ")[0] in ("binary", "multiclass", "multiclassova")
 
 

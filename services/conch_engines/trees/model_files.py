@@ -110,7 +110,7 @@ def unreadable(path: Path, kind: str, model: str, reason: str) -> InternalError:
 
 
 def text_of(kind: str) -> str:
-    """What a file of a type is, with its article."""
+    """Description of a file's type, with its article, for error texts."""
     return _FORMATS[kind].what
 
 

@@ -44,15 +44,15 @@ _DATATYPES = frozenset({"FP32", "FP64", "INT32", "INT64", "BOOL", "BYTES"})
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a model file offers.
+    """Inputs and outputs that a model file offers.
 
     Attributes:
         features: Columns of the input.
         datatype: Datatype of the input, unless the config names the other kind of float.
         outputs: Datatype and dims per row of each output, by name; a config may name the other kind of float.
-        optional: The same of inputs that a config may add.
+        optional: Datatype and dims per row of inputs that a config may add, by name.
         columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
-        rows: Whether the columns may come as rows of one input.
+        rows: True if the columns may come as rows of one input.
     """
 
     features: int
@@ -69,7 +69,7 @@ class Offer:
         return {INPUT: self.features}
 
     def signature(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Signature:
-        """Its tensors, for the datatypes of a config."""
+        """Tensors of the model, for the datatypes of a config."""
         offered = {
             name: (_chosen(inputs, name, self.columns[name], _DATATYPES), (1,))
             if name in self.columns

@@ -1,4 +1,4 @@
-"""What traces and the access log say of an answer, in the names of OpenTelemetry's GenAI conventions.
+"""Attributes of an answer in traces and the access log, named by OpenTelemetry's GenAI conventions.
 
 Nothing of a prompt or an answer itself is among them.
 """
@@ -85,7 +85,7 @@ class AnswerFacts(Generic[T_contra]):
 
 
 class DeltaFacts(AnswerFacts[Sequence[Delta]]):
-    """Of a model that answers by deltas, or by texts that become deltas."""
+    """Facts of a model that answers by deltas, or by texts that become deltas."""
 
     def _read(self, content: Sequence[Delta]) -> None:
         for delta in content:
@@ -97,7 +97,7 @@ class DeltaFacts(AnswerFacts[Sequence[Delta]]):
 
 
 class BodyFacts(AnswerFacts[Piece]):
-    """Of a model that answers with the body of the HTTP response.
+    """Facts of a model that answers with the body of the HTTP response.
 
     The usage and the reasons are read of a whole body, or of the last events of a stream: those that have
     them, if the client asked for them.

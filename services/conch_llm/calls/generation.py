@@ -1,4 +1,4 @@
-"""What a front end asks of `ModelCalls`, and what it gets."""
+"""Requests of a front end to `ModelCalls`, and their results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GenerationCall:
     Attributes:
         route: `contract.CHAT` or `contract.COMPLETIONS`.
         fields: The checked members of the body.
-        body: The body as it came.
+        body: The body as received.
         prompts: Prompts, or their token ids; empty for models that take the body.
         choices: Answers to each prompt.
         max_tokens: Most tokens of an answer; None to leave it to the model.
@@ -111,7 +111,7 @@ class EchoedPrompts(Generation):
         return deltas
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Ends nothing: no call runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class EmbeddingCall:
 
     Attributes:
         fields: The checked members of the body.
-        body: The body as it came.
+        body: The body as received.
         inputs: Texts, or their token ids.
         dimensions: Dimensions of the vectors; None for the model's own.
         request_id: The request's id.

@@ -249,7 +249,7 @@ class _Sent(Generic[T]):
         exchange: The HTTP request.
         request_id: Its id.
         size: Size of its body, counted for the first request.
-        received_ns: When it has come.
+        received_ns: Time of its arrival.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class _Sent(Generic[T]):
         self.close()
 
     async def take(self) -> list[T] | None:
-        """What has come, at least one; None after the last. Raises ConchError: a request has failed."""
+        """Waits for content, at least one; None after the last. Raises ConchError: a request has failed."""
         found: list[T] = []
         while not found:
             if self._failure is not None:
@@ -346,11 +346,11 @@ class _Sent(Generic[T]):
 
 
 class _Item(NamedTuple, Generic[T]):
-    """What a response means.
+    """Content of a response.
 
     Attributes:
-        content: What it has; None for nothing.
-        final: Whether it is the last one of its request.
+        content: Pieces or deltas of the answer; None for none.
+        final: True if it is the last one of its request.
         failure: The error that it is.
     """
 

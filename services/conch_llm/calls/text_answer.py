@@ -32,7 +32,7 @@ _NO_REASONS = ("", "None", "null")
 
 
 def text_mode(spec: ModelSpec) -> str:
-    """How a model responds; empty if its responses have to tell.
+    """Mode of a model's responses, delta or cumulative; empty if the responses decide.
 
     Raises:
         InvalidArgumentError: The parameter is wrong.
@@ -48,7 +48,7 @@ def text_mode(spec: ModelSpec) -> str:
 
 
 class TextPieces:
-    """What each response adds to a text.
+    """Extracts the new text of each response.
 
     Args:
         mode: See `text_mode`.
@@ -67,7 +67,7 @@ class TextPieces:
         return self._decode(self._added(data))
 
     def end(self) -> str:
-        """What was kept back."""
+        """Text that was held back until the end."""
         kept = self._broken
         if not self._mode and self._first:
             kept += self._first * self._repeats
@@ -111,7 +111,7 @@ def _unbroken(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What the answer to one prompt has.
+    """Form of the answer to one prompt.
 
     Attributes:
         output: The output of text.
@@ -119,9 +119,9 @@ class AnswerForm:
         max_tokens: Most tokens; None if unknown.
         counter: Counts tokens where the model does not; None for none.
         prompt: The prompt, to be counted; None if another choice counts it.
-        echo: What comes before the text.
+        echo: Text in front of the answer's.
         logprobs: Alternatives of each token; None for no log probabilities.
-        chat: Whether log probabilities have the form of chats.
+        chat: True if log probabilities have the form of chats.
     """
 
     output: str
@@ -140,7 +140,7 @@ class TextAnswer:
 
     Args:
         index: Index of the choice.
-        form: What the answer has.
+        form: Form of the answer.
     """
 
     def __init__(self, index: int, form: AnswerForm) -> None:

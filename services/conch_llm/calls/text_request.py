@@ -69,7 +69,7 @@ _GUIDES = {
 
 @dataclass(slots=True)
 class TextRequest:
-    """What a text model gets."""
+    """Inputs and parameters for a text model."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def text_request(
 
 
 def logprobs_wanted(call: GenerationCall) -> int | None:
-    """How many alternatives of each token are wanted; None for no log probabilities."""
+    """Number of alternatives of each token that a request asks for; None for no log probabilities."""
     given = call.fields.get("logprobs")
     if call.route == CHAT:
         return int(call.fields.get("top_logprobs") or 0) if given else None

@@ -74,7 +74,7 @@ def _by_model(
 
 
 def _known(found: Mapping[str, float], models: Mapping[str, int]) -> dict[str, float]:
-    """Those of loaded models: a worker's gauges may outlive it for a while."""
+    """Gauges of loaded models: a worker's gauges may outlive it for a while."""
     return {name: value for name, value in found.items() if name in models}
 
 

@@ -71,7 +71,7 @@ class OpenStreams:
 
 
 class Parts(ABC, Generic[T]):
-    """What a stream is made of."""
+    """Parts of a stream, and their encoding."""
 
     @abstractmethod
     async def take(self) -> Sequence[T] | None:
@@ -79,7 +79,7 @@ class Parts(ABC, Generic[T]):
 
     @abstractmethod
     def size(self, part: T) -> int:
-        """What a part counts while it waits."""
+        """Size that a part counts while it waits."""
 
     @abstractmethod
     def encode(self, parts: Sequence[T]) -> bytes:
@@ -91,10 +91,10 @@ class Parts(ABC, Generic[T]):
 
 
 class DeltaParts(Parts[Delta]):
-    """Deltas of an answer, each counted as it comes.
+    """Deltas of an answer, each counted on arrival.
 
     Args:
-        generation: The answer as it comes.
+        generation: The answer, delta by delta.
         answer: Encodes the events.
     """
 
@@ -107,7 +107,7 @@ class DeltaParts(Parts[Delta]):
         return await self._generation.take()
 
     def size(self, part: Delta) -> int:
-        """Its characters, and some for what else it has."""
+        """Number of its characters, plus an allowance for its other fields."""
         return _OF_A_DELTA + len(part.text) + len(part.reasoning)
 
     def encode(self, parts: Sequence[Delta]) -> bytes:
@@ -131,7 +131,7 @@ class NativeParts(Parts[bytes]):
         return None if piece is None else (piece,)
 
     def size(self, part: bytes) -> int:
-        """Its bytes."""
+        """Number of its bytes."""
         return len(part)
 
     def encode(self, parts: Sequence[bytes]) -> bytes:
@@ -139,7 +139,7 @@ class NativeParts(Parts[bytes]):
         return b"".join(parts)
 
     def last(self) -> bytes:
-        """Nothing: the model has sent the end."""
+        """Empty: the model has sent the end."""
         return b""
 
 
@@ -148,9 +148,9 @@ class EventStream(Generic[T]):
 
     Args:
         exchange: The request; its response has not begun.
-        parts: What the answer is made of.
+        parts: Parts of the answer.
         streams: Watches for silence.
-        most_pending: Limit of what waits.
+        most_pending: Limit of the size of waiting parts.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class _Work:
 
     Attributes:
         head: The members of its answer.
-        call: What the model is called with.
-        text: Whether the model gets a prompt, not the body.
+        call: The call of the model.
+        text: True if the model gets a prompt, not the body.
     """
 
     head: AnswerHead

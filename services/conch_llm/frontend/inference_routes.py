@@ -52,7 +52,7 @@ class InferenceRoutes:
         admission: Admission of the port.
         clock: Monotonic time in nanoseconds.
         pools: Threads of the port.
-        settings: What flags say.
+        settings: Settings by flags.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class NamedModel:
     Attributes:
         name: The name.
         servable: The version that serves it.
-        capability: What it can do.
+        capability: Routes that it can answer.
         created: Seconds since 1970 at which its version was first seen.
         adapter: The adapter that the name stands for; empty for none.
     """
@@ -50,7 +50,7 @@ class NamedModel:
         return self.servable.spec.name
 
     def entry(self) -> dict[str, Any]:
-        """Its entry in the list of models."""
+        """Entry of the model in the list of models."""
         spec = self.servable.spec
         longest = str(spec.parameters.get("max_model_len", ""))
         return {
@@ -92,7 +92,7 @@ class ModelNames:
 
         Args:
             name: The name.
-            visible: Whether the caller may know of a model, by the model's own name.
+            visible: Returns True if the caller may see a model, by the model's own name.
 
         Raises:
             UnknownModelError: There is none; the text has close names.

@@ -1,4 +1,4 @@
-"""Who may call OpenAI's routes: API keys, or the access policy, and keys of restricted routes.
+"""Access control of OpenAI's routes: API keys, or the access policy, and keys of restricted routes.
 
 Threads and locks: event loop only.
 """
@@ -86,7 +86,7 @@ class OpenAiAccess:
         return found
 
     def shows(self, exchange: HttpExchange, roles: Roles, model: str) -> bool:
-        """Whether the caller may know of a model."""
+        """True if the caller may see a model."""
         grant = exchange.access
         return grant is None or grant.principal.allows(roles, model)
 

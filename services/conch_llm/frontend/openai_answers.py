@@ -20,10 +20,10 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class AnswerKind:
-    """What the two routes have of their own.
+    """Differences of the two routes.
 
     Attributes:
-        chat: Whether it is a chat.
+        chat: True if it is a chat.
         id_prefix: Beginning of ids.
         whole: `object` of a whole answer.
         chunk: `object` of a chunk.
@@ -49,7 +49,7 @@ class AnswerHead:
         created: Seconds since 1970.
         model: The model, as the client names it.
         choices: Number of choices.
-        named_tool: Whether the client has named the function to call; then calls end with ``stop``.
+        named_tool: True if the client has named the function to call; then calls end with ``stop``.
     """
 
     kind: AnswerKind
@@ -122,7 +122,7 @@ def encoded(value: Any) -> bytes:
 
 
 def is_plain(delta: Delta) -> bool:
-    """Whether a delta has nothing but text to send."""
+    """True if a delta has nothing but text to send."""
     return not (delta.finish_reason or delta.reasoning or delta.tool_calls or delta.logprobs is not None)
 
 
@@ -263,11 +263,11 @@ class StreamedAnswer:
 
     Args:
         head: The members of each chunk.
-        include_usage: Whether a chunk with the usage comes last.
-        continuous: Whether each chunk has the usage up to there.
+        include_usage: True if a chunk with the usage comes last.
+        continuous: True if each chunk has the usage up to there.
 
     Attributes:
-        usage: What is counted so far; the caller adds deltas as they come, which may be before they are sent.
+        usage: Usage so far; the caller adds deltas on arrival, which may be before they are sent.
     """
 
     def __init__(self, head: AnswerHead, include_usage: bool = False, continuous: bool = False) -> None:

@@ -39,7 +39,7 @@ class OpenAiCall:
         exchange: The request as HTTP has it.
         request_id: Its id, the client's if that has sent a usable one.
         model: The model's own name once it is found, for metrics.
-        body: The body as it came, once it is read.
+        body: The body as received, once it is read.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class OpenAiHandler:
     """Answers the requests of one port.
 
     Args:
-        settings: What flags say.
+        settings: Settings by flags.
         metrics: Counts what the routes do.
         api: The port's REST routes.
     """

@@ -22,7 +22,7 @@ from conch_llm.frontend.request_fields import MODEL, checked
 from conch_llm.openai_settings import OpenAiSettings
 
 _PROTOCOL = "http"
-"""Of the requests in access log and traces."""
+"""Protocol of the requests in access log and traces."""
 
 
 class PageChats(ChatRoute):
@@ -30,7 +30,7 @@ class PageChats(ChatRoute):
 
     Args:
         core: The server core.
-        settings: What flags say; its keys and restrictions are for other ports.
+        settings: Settings by flags; its keys and restrictions are for other ports.
         metrics: Counts the requests with those of OpenAI's routes.
         pools: Threads that parse large bodies and render templates.
         most_bytes: Largest body.

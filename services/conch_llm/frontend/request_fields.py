@@ -180,7 +180,7 @@ def _response_format(name: str, value: Any) -> Any:
 
 
 def token_ids(value: Any) -> bool:
-    """Whether a value is a list of token ids, and not empty."""
+    """True if a value is a list of token ids, and not empty."""
     return isinstance(value, list) and bool(value) and all(_is_id(each) for each in value)
 
 

@@ -1,4 +1,4 @@
-"""What models that get prompts lack: chat templates, tokenizers, tool calls, reasoning and stop strings.
+"""Chat templates, tokenizers, tool calls, reasoning and stop strings for models that get prompts.
 
 A forced call (``tool_choice`` with a name, or ``required``) is JSON by a schema that the model must take.
 Otherwise the model's tool parser looks for calls in its text.
@@ -43,12 +43,12 @@ _IMAGE = "image"
 
 
 class TextModels:
-    """Prompts for models, and what their text means.
+    """Makes prompts for models, and readers of their text.
 
     Args:
         registry: The models.
         pools: Threads that load and render templates.
-        defaults: What flags say.
+        defaults: Settings by flags, for models whose config has none.
     """
 
     def __init__(self, registry: Registry, pools: Pools, defaults: TextDefaults) -> None:

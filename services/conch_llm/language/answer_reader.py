@@ -1,4 +1,4 @@
-"""What a text model says, delta by delta, as the deltas of an answer: stops, reasoning, tool calls."""
+"""Reader of a text model's deltas: finds stop strings, reasoning and tool calls for an answer's deltas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnswerReader:
         tool_parser: See `tool_calls`; None leaves calls in the text.
         reasoning: Splits the reasoning; None leaves it in the text.
         stop: Stop strings, if the model does not know them.
-        include_stop: Whether the text ends with the stop string.
+        include_stop: True if the text ends with the stop string.
         index: The choice of the delta that `end` adds.
     """
 
@@ -42,7 +42,7 @@ class AnswerReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer has its finish reason: after a stop string the caller cancels the request."""
+        """True if the answer has its finish reason: after a stop string the caller cancels the request."""
         return self._ended
 
     def read(self, delta: Delta) -> Sequence[Delta]:

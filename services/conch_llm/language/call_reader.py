@@ -33,7 +33,7 @@ class _State(Enum):
 
 
 class Read(NamedTuple):
-    """What a piece adds: the position behind what was read, the name when the call begins, and arguments."""
+    """Result of a piece: the position behind the text read, the name when the call begins, and arguments."""
 
     position: int
     name: str | None
@@ -62,17 +62,17 @@ class CallReader:
 
     @property
     def begun(self) -> bool:
-        """Whether the call has begun."""
+        """True if the call has begun."""
         return self._begun
 
     @property
     def done(self) -> bool:
-        """Whether the object is complete."""
+        """True if the object is complete."""
         return self._state is _State.DONE
 
     @property
     def failed(self) -> bool:
-        """Whether the text is no call, or stops being one."""
+        """True if the text is no call, or stops being one."""
         return self._state is _State.FAILED
 
     def raw(self) -> str:

@@ -66,7 +66,7 @@ class ChatTemplate:
                 and the arguments of tool calls become objects.
             tools: OpenAI's tools.
             documents: Documents for retrieval.
-            add_generation_prompt: Whether the prompt ends with the start of the model's message.
+            add_generation_prompt: True if the prompt ends with the start of the model's message.
             chat_template_kwargs: The request's further variables, such as ``enable_thinking``.
 
         Raises:
@@ -137,7 +137,7 @@ def find_path(directory: Path, value: str, parameter: str) -> Path:
 
 
 def takes_parts(template: str) -> bool:
-    """Whether a template loops over the parts of a message's content; else it takes text."""
+    """True if a template loops over the parts of a message's content; else it takes text."""
     tree = _environment().parse(template)
     names: set[str] = set()
     before = -1

@@ -25,7 +25,7 @@ class MarkerSearch:
 
     Attributes:
         found: The string that was found; empty before.
-        behind: Where the text behind the match begins in the last piece.
+        behind: Start of the text behind the match in the last piece.
     """
 
     __slots__ = ("_kept", "_node", "_root", "behind", "found")
@@ -57,7 +57,7 @@ class MarkerSearch:
         return whole[:cut]
 
     def end(self) -> str:
-        """Ends the text; returns what was kept back."""
+        """Ends the text; returns the text that was kept back."""
         kept, self._kept, self._node = self._kept, "", self._root
         return kept
 

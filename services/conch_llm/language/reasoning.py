@@ -9,7 +9,7 @@ END = "</think>"
 
 
 def begins_reasoning(prompt: str) -> bool:
-    """Whether a template has opened the reasoning, so that the model's text is inside from its start."""
+    """True if a prompt ends with the opening of the reasoning, so that the model's text begins inside it."""
     return prompt.rstrip().endswith(START)
 
 
@@ -19,7 +19,7 @@ class ReasoningSplitter:
     The reasoning can only stand at the start. Without ``</think>`` all of it is reasoning.
 
     Args:
-        begun: Whether the prompt ends inside the reasoning, see `begins_reasoning`.
+        begun: True if the prompt ends inside the reasoning, see `begins_reasoning`.
     """
 
     __slots__ = ("_begun", "_end", "_space", "_state", "_trims")
@@ -45,7 +45,7 @@ class ReasoningSplitter:
         return "", self._trimmed(text) if self._state == "answer" else ""
 
     def end(self) -> tuple[str, str]:
-        """Ends the text; returns what was kept back for the reasoning and for the answer."""
+        """Ends the text; returns the kept back texts of the reasoning and of the answer."""
         return self._trimmed(self._end.end()), self._taken()
 
     def _read_start(self, text: str) -> str:
@@ -66,7 +66,7 @@ class ReasoningSplitter:
         return ""
 
     def _taken(self) -> str:
-        """What was kept back at the start."""
+        """Takes the text that was held back at the start."""
         taken = "".join(self._space) + self._begun
         self._space.clear()
         self._begun = ""

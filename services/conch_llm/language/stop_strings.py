@@ -13,7 +13,7 @@ class StopStrings:
 
     Args:
         stop: The strings.
-        include: Whether the text ends with the stop string (``include_stop_str_in_output``).
+        include: True if the text ends with the stop string (``include_stop_str_in_output``).
 
     Raises:
         InvalidArgumentError: A string is empty.

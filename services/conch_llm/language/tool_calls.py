@@ -1,4 +1,4 @@
-"""Tool calls in the text of a model, found as it comes, and calls that a request forces.
+"""Finds tool calls in the text of a model, piece by piece, and calls that a request forces.
 
 A format is a table: in each state the literals that may follow, with the state after each. White space before
 a literal is skipped. Text that does not fit is given back as text. Each character is read once, or twice
@@ -37,7 +37,7 @@ def _mistral_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls.
+    """Syntax of a model's tool calls.
 
     Attributes:
         states: By state the literals that may follow and the state after each; `CALL` begins at its literal.
@@ -110,8 +110,8 @@ class ToolCallParser:
     """Finds calls in the text of one choice.
 
     Args:
-        tool_format: How the model writes calls.
-        parallel: Whether calls after the first count.
+        tool_format: Syntax of the model's calls.
+        parallel: True to read calls after the first, too.
         finish_reason: Reason of an answer with calls, instead of ``stop``.
     """
 
@@ -132,7 +132,7 @@ class ToolCallParser:
 
     @property
     def called(self) -> bool:
-        """Whether there is a call."""
+        """True if the text has had a call."""
         return self._calls > 0
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -148,7 +148,7 @@ class ToolCallParser:
         return self._taken()
 
     def end(self) -> tuple[str, list[dict[str, Any]]]:
-        """Ends the text; returns what was kept back."""
+        """Ends the text; returns the text that was kept back."""
         self._text.append(self._search.end())
         if self._state == CALL and not self._reader.begun:
             self._held.append(self._reader.raw())

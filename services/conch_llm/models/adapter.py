@@ -295,7 +295,7 @@ class TextModel:
         yield text_response(_encoded({"prompt": text}))
 
     def _numbers(self, method: str, found: Any, rows: int, rank: int) -> list[Any]:
-        """What a method has returned, as a list of so many rows."""
+        """Checks the numbers that a method has returned, and lists them by row."""
         array = np.asarray(found, np.float64)
         if array.ndim != rank or len(array) != rows or not np.isfinite(array).all():
             raise InternalError(

@@ -31,7 +31,7 @@ class Parsers:
 
     Attributes:
         tools: Name of the parser of tool calls; empty for none.
-        reasoning: Whether reasoning between ``<think>`` and ``</think>`` is split off.
+        reasoning: True if reasoning between ``<think>`` and ``</think>`` is split off.
     """
 
     tools: str = ""
@@ -55,11 +55,11 @@ class Parsers:
 
 
 class Reading:
-    """How the answer to one request is read.
+    """Reading of the answer to one request.
 
     Args:
         tools: Makes the parser of tool calls of one choice; None leaves them in the text.
-        reasoning: Whether reasoning is split off.
+        reasoning: True if reasoning is split off.
     """
 
     def __init__(self, tools: Callable[[], ToolCallParser] | None = None, reasoning: bool = False) -> None:
@@ -146,5 +146,5 @@ def check_form(asked: TextRequest, model: object) -> None:
 
 
 def _is_form(found: Any) -> bool:
-    """Whether a value of ``response_format`` or ``structured_outputs`` asks for anything but text."""
+    """True if a value of ``response_format`` or ``structured_outputs`` asks for anything but text."""
     return bool(found) and not (isinstance(found, Mapping) and found.get("type") == "text")

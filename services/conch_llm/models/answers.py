@@ -88,10 +88,10 @@ class Answer:
         form: Makes responses.
         asked: The first of its prompts or its conversation; the others have the same options.
         prompts: Number of prompts.
-        reading: How choices are read.
+        reading: Makes the readers of choices.
 
     Attributes:
-        closed: Whether nothing more is taken.
+        closed: True if no further item is taken.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Call:
     """The part of an answer that one call of a method gives: one choice, or all of a prompt.
 
     Attributes:
-        over: Whether nothing more is wanted.
+        over: True if the call needs no further item.
     """
 
     def __init__(self, answer: Answer, first: int, count: int) -> None:
@@ -200,7 +200,7 @@ class Call:
         self.over = all(each.ended for each in self._choices)
 
     def send(self, item: object) -> None:
-        """Takes an item and sends what there is; blocks while the client has too much to read."""
+        """Takes an item and sends its responses; blocks while the client has too much to read."""
         for response in self.take(item):
             self._answer.sender.send(response)
 
@@ -223,11 +223,11 @@ class Choice:
 
     @property
     def ended(self) -> bool:
-        """Whether its last delta has been made."""
+        """True if the choice's last delta has been made."""
         return self._reader is not None and self._reader.ended
 
     def take(self, delta: Delta) -> Sequence[Delta]:
-        """What is sent of a delta."""
+        """Takes a delta of the model; returns the deltas to send."""
         self._tokens += delta.tokens
         self._calls = self._calls or bool(delta.tool_calls)
         if self._max_tokens is not None and self._tokens >= self._max_tokens and not delta.finish_reason:

@@ -1,4 +1,4 @@
-"""What the methods of Python models get: `ChatRequest` and `CompletionRequest`; how they are read."""
+"""Arguments of Python models' methods, `ChatRequest` and `CompletionRequest`, and their parsing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """What requests for text have in common.
+    """Fields that all requests for text have.
 
     Attributes:
         params: Further members of the request, such as ``temperature`` and ``top_p``; only those that the
@@ -50,7 +50,7 @@ class TextRequest:
         seed: Seed of the choice; None for a random one.
         n: Number of choices. Each has a call of its own, with n = 1, unless the class has ``handles_n =
             True``.
-        stream: Whether the client gets the answer piece by piece.
+        stream: True if the client gets the answer piece by piece.
         lora: Name of a LoRA adapter; empty for none.
         id: The client's request id, or empty.
         raw: The body of the OpenAI request, or the sampling parameters of a request of tensors.
@@ -130,9 +130,9 @@ class TokenizeRequest:
     """A request to `tokenize` or `detokenize`.
 
     Attributes:
-        add_special_tokens: Whether special tokens are put around a text, by default around one that is no
+        add_special_tokens: True if special tokens are put around a text, by default around one that is no
             conversation.
-        token_strs: Whether the client wants each token's text, too.
+        token_strs: True if the client wants each token's text, too.
         chat: The conversation, if the text is one; its `prompt()` is the text.
         id: The client's request id, or empty.
         raw: The body of the request.

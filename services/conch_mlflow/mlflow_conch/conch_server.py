@@ -145,7 +145,7 @@ class ConchServer:
             pause.wait(_PAUSE_S)
 
     def failures(self, model: str) -> list[str]:
-        """Why versions of a model, or the model as a whole, could not be loaded."""
+        """Reasons for which versions of a model, or the model as a whole, could not be loaded."""
         return [
             each["reason"]
             for each in self.index()

@@ -28,7 +28,7 @@ def save_model(
         triton_model: The model's directory, with version directories such as ``1``.
         path: Directory to write; it must not exist, or be empty.
         mlflow_model: The model to add the flavor to; None for a new one.
-        signature: What MLflow shows of inputs and outputs, and conch's scoring route needs.
+        signature: Inputs and outputs, for MLflow's pages and conch's scoring route.
 
     Raises:
         MlflowException: The directory has no version, or has links.
@@ -68,7 +68,7 @@ def log_model(
         triton_model: The model's directory, with version directories such as ``1``.
         name: Name of the logged model.
         registered_model_name: Registers it as a version of this model; None does not.
-        signature: What MLflow shows of inputs and outputs, and conch's scoring route needs.
+        signature: Inputs and outputs, for MLflow's pages and conch's scoring route.
         more: Further arguments of MLflow's ``Model.log``, such as ``tags``.
 
     Raises:

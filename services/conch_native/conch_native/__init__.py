@@ -1,4 +1,4 @@
-"""Where the C host and its headers are; see docs/backends/native.md."""
+"""Paths of the C host and its headers; see docs/backends/native.md."""
 
 from __future__ import annotations
 

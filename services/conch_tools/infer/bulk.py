@@ -27,12 +27,12 @@ _INPUT_FIELDS = frozenset(("name", "shape", "datatype", "data"))
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What a run has done.
+    """Result of a run.
 
     Attributes:
         requests: Requests that have a result.
-        failed: Of these, those whose result is an error.
-        seconds: How long it took.
+        failed: Requests whose result is an error.
+        seconds: Length of the run.
     """
 
     requests: int
@@ -69,7 +69,7 @@ def run_bulk(
         lines: The requests; empty lines are left out.
         write: Takes the results, from one thread at a time.
         workers: Requests in flight.
-        retries: How often a request is sent again if the server is away or too busy.
+        retries: Number of times that a request is sent again if the server is unreachable or too busy.
         parameters: Parameters of requests that have none of these names.
         timeout_s: Time limit of a request; None for no limit.
 
@@ -233,7 +233,7 @@ class _Sender:
 
 
 def _is_request(entry: Mapping[str, Any]) -> bool:
-    """Whether a line is a request as over HTTP; else it has values by input."""
+    """True if a line is a request as over HTTP; else it has values by input."""
     inputs = entry.get("inputs")
     return isinstance(inputs, list) and all(isinstance(each, dict) and "name" in each for each in inputs)
 

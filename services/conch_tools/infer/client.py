@@ -49,7 +49,7 @@ class CallError(AskError):
     """A request failed.
 
     Attributes:
-        passing: Whether it may succeed when it is sent again.
+        passing: True if it may succeed when it is sent again.
     """
 
     def __init__(self, message: str, reached: bool, passing: bool) -> None:
@@ -68,7 +68,7 @@ class InferRequest:
         inputs: Its inputs.
         outputs: Names of the outputs to return; all if empty.
         classes: Number of classes to return of each of these outputs; 0 for their values.
-        parameters: Of the request.
+        parameters: Parameters of the request.
         timeout_s: Time limit; None for no limit.
     """
 
@@ -90,7 +90,7 @@ class InferResponse:
         model: The model's name.
         version: The version that has answered.
         id: The request's id.
-        parameters: Of the response.
+        parameters: Parameters of the response.
         outputs: Its tensors.
     """
 

@@ -27,7 +27,7 @@ def image_array(content: bytes, rule: TensorRule, batched: bool, scaling: str) -
     Args:
         content: The image file.
         rule: The input.
-        batched: Whether its first dimension is the batch's.
+        batched: True if its first dimension is the batch's.
         scaling: ``none`` for pixels from 0 to 255, ``unit`` for 0 to 1, ``inception`` for -1 to 1, or
             ``imagenet`` for less the mean of ImageNet's and by their deviation.
 

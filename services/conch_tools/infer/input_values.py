@@ -68,7 +68,7 @@ def read_value(
         signature: The model's.
         rule: The input.
         text: The value; after ``@`` a file, or ``-`` for standard input; ``@@`` for a text with ``@``.
-        scaling: Of the pixels of images.
+        scaling: Scaling of the pixels of images.
         stdin: Reads standard input.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a model takes and gives, as the server says."""
+"""Inputs and outputs of a model, by the server's metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorRule:
         name: Its name.
         datatype: The protocol's name, such as ``FP32``.
         shape: With the batch dimension, if the model has one; -1 for a variable dimension.
-        optional: Whether requests may lack it.
+        optional: True if requests may lack it.
         layout: ``NCHW`` or ``NHWC``, if the config says so.
     """
 
@@ -39,9 +39,9 @@ class ModelSignature:
         name: The model's name.
         inputs: Its inputs.
         outputs: Its outputs.
-        batched: Whether the first dimension of all tensors is the batch's.
+        batched: True if the first dimension of all tensors is the batch's.
         most_rows: Rows of the largest batch; 0 if that is not known or there are none.
-        decoupled: Whether a request has any number of responses.
+        decoupled: True if a request has any number of responses.
     """
 
     name: str

@@ -19,7 +19,7 @@ from conch_tools.optimize.user_metric import UserMetric
 
 Array = npt.NDArray[Any]
 _STATE = "UNAVAILABLE state: "
-"""What stands before the cause in the text of a load that has failed."""
+"""Text in front of the cause in the error of a failed load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        reason: Why the candidate fails; empty if it passes.
+        reason: Reason for which the candidate fails; empty if it passes.
         accuracy: Differences by output, of the batch size with all samples.
         metric: The user's metric of the candidate and of the original; None without one.
     """
@@ -105,7 +105,7 @@ class AccuracyCheck:
         }
 
     def _drop(self, metric: Mapping[str, float]) -> str:
-        """Why a metric is too low; empty if it is not."""
+        """Reason for which a metric is too low; empty if it is not."""
         if metric["value"] >= self._wanted - self._max_drop:
             return ""
         change = f"from {self._wanted:.6g} to {metric['value']:.6g}"
@@ -113,7 +113,7 @@ class AccuracyCheck:
 
 
 def _read_answers(path: Path, signature: ModelSignature) -> dict[str, Array]:
-    """What conch has answered, by the original's names."""
+    """Reads conch's outputs, by the original's names."""
     with np.load(path, allow_pickle=False) as arrays:
         return {each.original: _typed(arrays[each.name], each.datatype) for each in signature.outputs}
 

@@ -13,7 +13,7 @@ _NEAR_BEST = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a candidate was measured at.
+    """Measurements of a candidate.
 
     Attributes:
         id: The candidate.
@@ -31,7 +31,7 @@ class Measured:
 
 
 def front(candidates: Sequence[Measured]) -> list[Measured]:
-    """Those that no other beats in latency and throughput, fastest first."""
+    """Candidates that no other beats in latency and throughput, fastest first."""
     return sorted(
         (each for each in candidates if not any(_beats(other, each) for other in candidates)),
         key=lambda each: (each.p50_us, each.id),

@@ -17,9 +17,9 @@ class CandidateFolders:
     """One folder for each candidate; its ``result.json`` is written last.
 
     Args:
-        path: Where the folders are.
+        path: Directory of the folders.
         source: Digest of the source; folders of others are removed.
-        restart: Whether all are removed.
+        restart: True to remove all folders.
     """
 
     def __init__(self, path: Path, source: str, restart: bool) -> None:

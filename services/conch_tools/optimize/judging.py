@@ -13,7 +13,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Accuracy = Literal["exact", "reduced", "quantised"]
 ACCURACIES: tuple[Accuracy, ...] = ("exact", "reduced", "quantised")
-"""From the strictest to the most lenient."""
+"""Classes of accuracy, from the strictest to the most lenient."""
 
 _FLOOR = 1e-3
 """Values below this share of the largest one have no relative difference."""
@@ -24,7 +24,7 @@ _SAME_ORDER = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """What a conversion may change.
+    """Differences that a conversion may make.
 
     Attributes:
         accuracy: The class of the conversion. The first two limits are those of the class ``exact``, the
@@ -82,7 +82,7 @@ def loosest(accuracies: Sequence[Accuracy]) -> Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How an output differs from the original's; None where a number has no meaning.
+    """Differences of an output from the original's; None where a number has no meaning.
 
     Attributes:
         abs: Largest absolute difference.
@@ -311,7 +311,7 @@ def _wide(array: Array) -> Array:
 
 
 def _finite(array: Array) -> Array:
-    """As 64-bit floats, with zeros in place of NaN and infinity, whose places are equal in both arrays."""
+    """Converts to 64-bit floats, with zeros for NaN and infinity, whose places are equal in both arrays."""
     return np.nan_to_num(_wide(array), nan=0.0, posinf=0.0, neginf=0.0)
 
 

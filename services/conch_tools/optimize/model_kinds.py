@@ -94,7 +94,7 @@ _READ = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is converted.
+    """File or folder that is converted.
 
     Attributes:
         path: The file or folder.
@@ -142,7 +142,7 @@ def find_source(text: str) -> Source:
 
 
 def is_source(path: Path) -> bool:
-    """Whether a file or folder is of a kind that is converted."""
+    """True if a file or folder is of a kind that is converted."""
     found = identify(path)
     return found is not None and found.key in _SOURCES
 

@@ -84,7 +84,7 @@ def _candidates_table(report: Mapping[str, Any]) -> Table:
 
 
 def _chains(report: Mapping[str, Any]) -> Figure:
-    """What was made of what."""
+    """Tree of the conversions: each candidate hangs on its source."""
     nodes, rows = [Node(f"the original, {report['source']['kind']}", None)], []
     made: dict[tuple[str, ...], int] = {(): 0}
     for each in report["candidates"]:

@@ -33,7 +33,7 @@ from conch_tools.optimize.winner_tuning import tune_winner
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
-    """What `optimize` has made.
+    """Result of `optimize`.
 
     Attributes:
         folder: The output folder.
@@ -64,7 +64,7 @@ def optimize(
         source: The model's file or folder, or a model's directory in a repository; for PyTorch also
             ``file.py:function``.
         folder: The output folder; one of an earlier run is continued.
-        options: How to.
+        options: Options of the conversion; None for the defaults.
         progress: Called with a line for each thing that is done.
 
     Raises:

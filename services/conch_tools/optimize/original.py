@@ -34,12 +34,12 @@ _SINGLE_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What candidates are compared with.
+    """Original model, with which candidates are compared.
 
     Attributes:
         batch: Samples in the largest batch; 0 without a batch dimension.
         rows: Number of samples.
-        origin: Where the samples come from.
+        origin: Origin of the samples.
         sample: One sample by input.
         samples_file: All of them.
         samples_digest: Their hash.

@@ -25,7 +25,7 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a model's directory has.
+    """Parts of a model's directory.
 
     Attributes:
         path: The model's file or folder.

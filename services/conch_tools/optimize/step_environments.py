@@ -65,9 +65,9 @@ class StepEnvironments:
     """Finds an environment for each step; `close` lets the cache remove those that were built.
 
     Args:
-        folder: Where lists of packages are written for the builder.
+        folder: Directory of the package lists for the builder.
         prepared: Directories of environments to look in before one is built.
-        offline: Whether none is built.
+        offline: True to build none.
         report: Called with a line before one is built.
     """
 
@@ -89,7 +89,7 @@ class StepEnvironments:
 
     @property
     def own(self) -> StepEnvironment:
-        """That of this process."""
+        """Environment of this process."""
         return self._known[0]
 
     def find(self, name: str, requires: Sequence[str]) -> StepEnvironment:

@@ -32,7 +32,7 @@ class StepRunner:
             folder: Gets ``job.json`` and ``log.txt``.
             job: From `step_job`.
             environment: The step's.
-            result: Where the function writes to; None for `folder`.
+            result: Directory that the function writes to; None for `folder`.
 
         Raises:
             RefusedStepError: The step is not possible here.

@@ -40,10 +40,10 @@ class Step:
         result: The kind that it makes.
         requires: Packages that its environment has.
         function: ``onnx:keep`` for a function of ``steps/onnx_steps.py``, or ``/path/file.py:function``.
-        accuracy: How far outputs may differ from the original's.
+        accuracy: Class of the allowed differences of outputs from the original's.
         options: Options of the function.
         needs: The user's ``data``, where samples have a part in the result; a ``gpu``.
-        first: Whether it converts the source alone, and not what other steps have made.
+        first: True if it converts the source alone, and not the results of other steps.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """How an original runs in its own framework.
+    """Function that runs an original in its own framework, and its environment.
 
     Attributes:
         requires: Packages that its environment has.
         function: As of a `Step`.
-        float32: Whether values of the samples are rounded to FP32 first, as thresholds of trees are FP32 in
+        float32: True if values of the samples are rounded to FP32 first, as thresholds of trees are FP32 in
             most formats.
     """
 
@@ -83,7 +83,7 @@ OPENERS: Mapping[str, Opener] = {
     "lightgbm": Opener(_LIGHTGBM, "tree:open_lightgbm", float32=True),
     "saved_model": Opener(_TENSORFLOW, "tensorflow:open_saved_model"),
 }
-"""By the kind of the source."""
+"""Openers by the kind of the source."""
 
 _DATA: tuple[Need, ...] = ("data",)
 _GPU: tuple[Need, ...] = ("gpu",)
@@ -129,7 +129,7 @@ STEPS: tuple[Step, ...] = (
     Step("xgboost-onnx", _XGBOOST_FILES, "onnx_trees", (*_ONNXMLTOOLS, *_XGBOOST), "tree:xgboost_to_onnx"),
     Step("lightgbm-onnx", ("lightgbm",), "onnx_trees", (*_ONNXMLTOOLS, *_LIGHTGBM), "tree:lightgbm_to_onnx"),
 )
-"""In the order in which they run. A step whose source and result are one kind keeps the original."""
+"""Steps in the order in which they run. A step whose source and result are one kind keeps the original."""
 
 
 def function_of(text: str) -> str:

@@ -27,7 +27,7 @@ class UserMetric:
         self._name, self._targets = name, targets
 
     def value_of(self, outputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """What the function makes of outputs. Raises InvalidArgumentError."""
+        """Computes the metric of outputs. Raises InvalidArgumentError: the user's function fails."""
         targets = None
         try:
             if self._targets is not None:

@@ -46,7 +46,7 @@ def tune_winner(
         repository: Gets the winner's config.
         folder: Gets the reports.
         original: It has the samples.
-        signature: Of the model.
+        signature: Signature of the model.
         options: With the time of the search, and whether it begins again.
         progress: Called with a line for each measurement.
 

@@ -18,11 +18,11 @@ _FIRST = {"nv_gpu_memory_total_bytes": "gpu_memory_total"}
 class GpuMetrics:
     """Reads the gauges on a thread, as long as it is entered.
 
-    What can't be read is left out: a server without GPUs has no gauges.
+    Unreadable gauges are left out: a server without GPUs has none.
 
     Args:
-        url: Of the metrics port, with http:// or without.
-        interval_s: Between two reads.
+        url: Address of the metrics port, with http:// or without.
+        interval_s: Seconds between two reads.
     """
 
     def __init__(self, url: str, interval_s: float) -> None:

@@ -58,7 +58,7 @@ class PerfInterrupted(Exception):
     """The user ended the last load early.
 
     Attributes:
-        result: What was measured by then.
+        result: Measurements until then.
     """
 
     def __init__(self, result: PerfResult) -> None:
@@ -75,11 +75,11 @@ def run_perf(
     """Measures a model.
 
     Args:
-        settings: What is measured.
+        settings: Model, loads and data.
         progress: Gets each second's counts.
         done: Gets each point.
-        recorded: Gets each point, the records of its answered requests, and when the load began, in ns of the
-            wall clock; None if no records are kept.
+        recorded: Gets each point, the records of its answered requests, and the start of the load in ns of
+            the wall clock; None if no records are kept.
 
     Raises:
         SettingError, DataError: The settings or the data do not fit the model.
@@ -191,7 +191,7 @@ def _measure(
     plan: Plan,
     progress: Callable[[Slice], object],
 ) -> tuple[Point, bool, int]:
-    """What one load gives, whether the user has ended it early, and when it began, monotonic."""
+    """Runs one load; returns its point, True if the user ended it early, and its start, monotonic."""
     load, rule = plan.load, settings.end_rule
     processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
     if load.mode == "concurrency":
@@ -288,7 +288,7 @@ def _statistics(
     for name, version in {settings.model: settings.version, **names}.items():
         try:
             versions = api.statistics(name, version)
-        except AskError:  # no model of the name, or the server has gone; the figures of the load count
+        except AskError:  # no model of the name, or the server has ended; the figures of the load count
             continue
         if name == settings.model:
             found[name] = _sum(versions)

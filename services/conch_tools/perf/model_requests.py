@@ -49,7 +49,7 @@ class MadeRequests:
 
     Attributes:
         streams: By sequences of the data; one sequence of all without such data.
-        inputs: Those of each row, or its payload.
+        inputs: Inputs of each row, or its payload.
     """
 
     streams: Sequence[Sequence[ReadyRequest]]

@@ -1,4 +1,4 @@
-"""What `conch perf` is to measure."""
+"""Settings of a measurement by `conch perf`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class SettingError(Exception):
 
 
 class EndRule(Protocol):
-    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
+    """Rule that ends a load early, and selects the seconds that count; warm-up seconds are left out."""
 
     def enough(self, slices: Sequence[Slice]) -> bool:
-        """Whether the load is over."""
+        """True if the load is over."""
 
     def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """The seconds that count."""
 
     def ends_walk(self, point: Point) -> bool:
-        """Whether no further load is measured."""
+        """True if no further load is measured."""
 
 
 @dataclass(frozen=True)
 class SequenceSettings:
-    """What a user says of sequences.
+    """Settings of sequences.
 
     Attributes:
-        live: Of a rate: how many there are at the same time.
+        live: Number of concurrent sequences, for a rate.
         length: Requests of a sequence; 0 for those of the data, or 20.
         variation: Share of the length by which sequences may be shorter or longer.
-        ids: Those that they may have; empty for a random part of the 31-bit numbers.
+        ids: Ids that sequences may have; empty for a random part of the 31-bit numbers.
     """
 
     live: int = 4
@@ -49,7 +49,7 @@ class SequenceSettings:
 
 @dataclass(frozen=True)
 class PerfSettings:
-    """What is measured.
+    """Settings of a run.
 
     Attributes:
         endpoint: The server.
@@ -57,33 +57,33 @@ class PerfSettings:
         version: Its version; empty for the server's choice.
         loads: One after the other.
         limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
-        distribution: Of the rates of that search.
+        distribution: Distribution of request times in that search.
         seconds: Length of each, that counts.
         warm_up: Seconds before them.
         batch: Rows of a request.
         shapes: Dims of inputs with free ones, by name.
         data: ``random``, ``zero``, or files and directories; see `load.input_data`.
-        reuse_data: Whether all requests have the same values.
-        text_length: Of made-up texts.
-        streams: Whether requests are messages of a gRPC stream.
-        shared_memory: Whether inputs and outputs are in system shared memory.
+        reuse_data: True if all requests have the same values.
+        text_length: Length of generated texts.
+        streams: True if requests are messages of a gRPC stream.
+        shared_memory: True if inputs and outputs are in system shared memory.
         output_size: Bytes there for an output without a fixed size.
-        parameters: Of each request.
+        parameters: Parameters of each request.
         tensors: ``binary``, or ``json`` over HTTP.
         path: To which the payloads of ``data`` are posted, instead of requests for inference; empty for none.
-        skips_unknown: Whether members of data entries that are no inputs are left out, instead of refused.
+        skips_unknown: True if members of data entries that are no inputs are left out, instead of refused.
         connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
-        processes: That make the load; 0 for half of the cores.
+        processes: Number of load processes; 0 for half of the cores.
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
-        gaps_us: Of a trace, in microseconds.
-        sequences: How the sequences are, of a model that has them.
-        seed: Of all that is random.
+        gaps_us: Gaps of a trace, in microseconds.
+        sequences: Settings of sequences, for a model that has them.
+        seed: Seed of all random values.
         composing: Models that a BLS model calls, with their versions, whose statistics are read too.
         calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
         warm_up_calls: Requests before each load.
         end_rule: None if each load takes ``seconds``, which are the most otherwise.
-        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
-        metrics_interval_s: Between two reads.
+        metrics_url: Address of the metrics port, whose GPU gauges are read during each load; empty for none.
+        metrics_interval_s: Seconds between two reads.
         arguments: The command line, for the report.
     """
 

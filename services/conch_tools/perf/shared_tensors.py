@@ -104,7 +104,7 @@ def _region(api: ServerApi, name: str, size: int, parts: Sequence[tuple[int, byt
         with suppress(FileNotFoundError):
             os.unlink(path)
         if asked:
-            with suppress(AskError):  # the server is gone, and the region with it
+            with suppress(AskError):  # the server has ended, and the region with it
                 api.unregister_system_region(name)
 
 

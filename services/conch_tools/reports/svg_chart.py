@@ -57,7 +57,7 @@ class Axis:
         return cls(label, -0.5, max(len(names), 1) - 0.5, "linear", ticks)
 
     def place(self, value: float) -> float:
-        """Where a value is, from 0 to 1; outside values at the ends."""
+        """Position of a value, from 0 to 1; outside values are at the ends."""
         low, high, here = self._raw(self.low), self._raw(self.high), self._raw(value)
         return min(max((here - low) / (high - low), 0.0), 1.0) if high > low else 0.5
 

@@ -52,7 +52,7 @@ class Sample:
     """The metrics of a server at one time.
 
     Attributes:
-        at_s: When they were read, of a clock that never steps.
+        at_s: Time of the read, by a monotonic clock.
         series: By name; those that `conch top` shows.
     """
 
@@ -60,7 +60,7 @@ class Sample:
     series: Mapping[str, Series]
 
     def value(self, name: str) -> float | None:
-        """Of a metric without labels; None if the server has no such metric."""
+        """Value of a metric without labels; None if the server has no such metric."""
         series = self.series.get(name)
         return series[0][1] if series else None
 

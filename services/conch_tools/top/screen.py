@@ -19,7 +19,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Ended(Exception):
-    """A signal asks the process to end, or the terminal is gone.
+    """A signal asks the process to end, or the terminal was closed.
 
     Attributes:
         code: The exit code.
@@ -75,7 +75,7 @@ class Screen:
         self._write("\x1b[H" + "\x1b[K\n".join(drawn) + "\x1b[K\x1b[J")
 
     def size(self) -> os.terminal_size:
-        """Its columns and lines."""
+        """Columns and lines of the terminal."""
         try:
             found = os.get_terminal_size(self._out)
         except OSError:

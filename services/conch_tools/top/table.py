@@ -47,9 +47,9 @@ class Column:
 
     Attributes:
         title: Its heading.
-        width: Of its numbers.
+        width: Width of its numbers.
         text: A model's cell.
-        value: What models are sorted by, largest first.
+        value: Sort key of models, largest first.
         rank: Columns with the highest rank are left out first on a narrow terminal.
     """
 
@@ -61,7 +61,7 @@ class Column:
 
     @property
     def sort(self) -> str:
-        """Its name as a sort key."""
+        """Name of the column as a sort key."""
         return self.title.removesuffix(" ms")
 
 
@@ -104,7 +104,7 @@ def table_lines(
     Args:
         models: In any order.
         sort: One of `SORTS`, which is marked in the heading.
-        width: Of the lines.
+        width: Width of the lines.
         most_rows: Lines behind the heading; None for all models.
     """
     longest = max((_width(printable(model.model)) for model in models), default=0)
@@ -145,7 +145,7 @@ def head_lines(view: TopView, last: TopView | None, width: int) -> list[str]:
     Args:
         view: The newest view.
         last: The newest view in which the server was there.
-        width: Of the lines.
+        width: Width of the lines.
     """
     when = f"{view.time.astimezone():%H:%M:%S}"
     if view.error is not None:

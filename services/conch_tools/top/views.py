@@ -1,4 +1,4 @@
-"""What has happened between two samples of a server's metrics. Pure."""
+"""Views of a server: changes between two samples of its metrics. Pure."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """The server and its machine. What it does not say is None.
+    """The server and its machine; values that it does not export are None.
 
     Attributes:
-        ready: Whether it is ready.
-        started: When it began, in seconds since the epoch.
+        ready: True if it is ready.
+        started: Start of the process, in seconds since the epoch.
         cores: Cores that its process used.
         memory_bytes: Resident memory of its process, without its workers.
         machine_memory_bytes: Memory in use on the machine.
@@ -186,7 +186,7 @@ def server_view(before: Sample | None, now: Sample) -> ServerView:
 
 
 def is_same_server(before: Sample, now: Sample) -> bool:
-    """Whether the server has not started again in between, which begins all counters."""
+    """True unless the server restarted in between, which resets all counters."""
     name = "process_start_time_seconds"
     return before.value(name) == now.value(name)
 
@@ -210,7 +210,7 @@ def _by_version(
 
 
 def _growth(before: Sample, now: Sample, name: str) -> dict[Key, float]:
-    """By how much a counter has grown; one that is smaller began anew, with a reload of its model."""
+    """Growth of a counter; one that is smaller was reset, with a reload of its model."""
     first = _by_version(before, name)
     return {
         key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value
@@ -238,7 +238,7 @@ def _buckets(sample: Sample) -> dict[Key, dict[float, float]]:
 
 
 def _quantile(buckets: Sequence[tuple[float, float]], quantile: float) -> float | None:
-    """In milliseconds, between the bounds of its bucket as if its values were spread evenly."""
+    """Quantile in milliseconds, interpolated within its bucket as if values were spread evenly."""
     wanted = quantile * buckets[-1][1] if buckets else 0.0
     if not wanted:
         return None

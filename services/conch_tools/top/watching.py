@@ -19,12 +19,12 @@ class TopView:
     """A server at one time, and what happened since the view before.
 
     Attributes:
-        time: When.
+        time: Time of the view.
         url: The server's metrics port.
-        seconds: Since the view before; None if there is none, or the server started in between.
+        seconds: Seconds since the view before; None without one, or if the server started in between.
         server: The server; None if it can't be reached.
         models: The versions that it serves, by name.
-        error: Why it can't be reached; None if it can.
+        error: Reason for which it can't be reached; None if it can.
     """
 
     time: datetime

@@ -19,7 +19,7 @@ class NotAppliedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         config: The config's file.

@@ -20,9 +20,9 @@ class Field(ABC):
     """A field of the config.
 
     Attributes:
-        name: As ``--search`` names it.
-        reason: Why another value may serve better, for the diff.
-        searched: Whether it is searched without being named.
+        name: Name of the field for ``--search``.
+        reason: Reason for which another value may serve better, for the diff.
+        searched: True if it is searched without being named.
         form: The form of its values, for an error.
     """
 
@@ -36,9 +36,9 @@ class Field(ABC):
         """Values to search, in order: a step goes to the next one. Empty if the model has no such field.
 
         Args:
-            config: Today's, completed by the server.
-            rows: Of a request; no batch may be smaller.
-            cores: Of the machine.
+            config: Today's config, completed by the server.
+            rows: Rows of a request; no batch may be smaller.
+            cores: Cores of the machine.
         """
 
     @abstractmethod
@@ -260,7 +260,7 @@ FIELDS: tuple[Field, ...] = (
     _Spinning(),
     _Execution(),
 )
-"""In the order in which they are applied: the batcher's own fields follow that which makes a batcher."""
+"""Fields in the order in which they are applied: the batcher's own follow the one that makes a batcher."""
 
 
 def _batches(config: ModelConfig) -> bool:

@@ -1,4 +1,4 @@
-"""What a search is for: objectives with weights, limits, scores of measurements, and the gain of pairs."""
+"""Goals of a search: objectives with weights, limits, scores of measurements, and the gain of pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PENALTY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What is to be better, with weights."""
+    """Objectives of a search, with weights."""
 
     weights: Mapping[str, float]
 
@@ -48,7 +48,7 @@ class Objectives:
         return " and ".join(parts)
 
     def value(self, one: Measurement) -> float:
-        """What is to be high: the weighted geometric mean of throughput and of reciprocals of the others.
+        """Value to maximise: the weighted geometric mean of throughput and of reciprocals of the others.
 
         So the ratio of two values is the weighted mean of the ratios in each objective.
         """
@@ -103,11 +103,11 @@ class Limit:
         raise ValueError(f"'{text}' is no limit; write {forms}")
 
     def found(self, one: Measurement) -> float:
-        """What a measurement has, in bytes, microseconds or rows a second."""
+        """Value of a measurement, in bytes, microseconds or rows a second."""
         return _found(one, self.name)
 
     def excess(self, one: Measurement) -> float:
-        """By how much a measurement misses it; up to 1 meets it."""
+        """Ratio by which a measurement misses the limit; up to 1 meets it."""
         found = self.found(one)
         if self.bound == "max":
             return found / self.value
@@ -145,7 +145,7 @@ def limits_of(found: Mapping[str, Mapping[Any, str]]) -> list[Limit]:
 
 
 def excess(one: Measurement, limits: Sequence[Limit]) -> float:
-    """What a measurement has by the limit that it misses most; up to 1 meets all."""
+    """Ratio to the limit that a measurement misses most; up to 1 meets all."""
     return max((limit.excess(one) for limit in limits), default=0.0)
 
 
@@ -167,7 +167,7 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval is above 0."""
+        """True if the interval is above 0."""
         return self.low > 0
 
 

@@ -19,7 +19,7 @@ class Measurement:
         latency_us: By name of the percentile.
         histogram: All latencies, as `conch_tools.perf.measure.histogram` writes them.
         gpu: ``memory_bytes`` of all GPUs, ``utilization`` and ``power_w``; empty without one.
-        failed: Why there is no result; empty if there is one.
+        failed: Reason for which there is no result; empty if there is one.
     """
 
     variant: dict[str, Any]

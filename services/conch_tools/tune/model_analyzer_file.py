@@ -81,7 +81,7 @@ class _Reader:
 
     Attributes:
         left: Names of keys that were not taken.
-        problems: What is wrong with values.
+        problems: Errors in values.
     """
 
     def __init__(self, keys: Mapping[str, Any]) -> None:

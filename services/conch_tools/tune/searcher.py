@@ -60,8 +60,8 @@ class Searcher:
         Args:
             space: Values by field, in order: a step goes to the next one.
             today: The variant that is measured first.
-            budget: In full windows.
-            seed: Of all that is random.
+            budget: Number of full windows.
+            seed: Seed of all random choices.
             effective: Gives the variant that stands for all those with the same effect; only it is asked for.
 
         Raises:
@@ -88,11 +88,11 @@ class Searcher:
 
     @property
     def spent(self) -> float:
-        """In full windows."""
+        """Load so far, in full windows."""
         return sum(one.window for one in self._told)
 
     def ask(self) -> tuple[Variant, float] | None:
-        """What to measure next; None when the budget is spent or nothing is left to try."""
+        """Next variant to measure, and its window; None when the budget is spent or all were tried."""
         tried = {one.variant for one in self._told}
         for variant in self._short:
             if variant not in tried:

@@ -17,7 +17,7 @@ _OF_THE_BATCHER = ("delay_us", "preferred")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched.
+    """Space of variants that is searched.
 
     Attributes:
         values: By field; today's are among them.
@@ -57,11 +57,11 @@ def make_space(
     """The fields of a model that are searched.
 
     Args:
-        config: Today's, completed by the server.
+        config: Today's config, completed by the server.
         asked: Values that the user gives, by field; an empty list leaves the field as it is.
-        rows: Of a request; no batch may be smaller.
-        cores: Of the machine.
-        batcher_can_go: Whether the model is served without a batcher if its config has none.
+        rows: Rows of a request; no batch may be smaller.
+        cores: Cores of the machine.
+        batcher_can_go: True if a config without a batcher is served without one.
 
     Raises:
         InvalidArgumentError: The model has no such field, or nothing is left to search.
@@ -110,7 +110,7 @@ def apply_variant(config: ModelConfig, variant: Mapping[str, Any]) -> ModelConfi
 
 
 def reason_of(name: str) -> str:
-    """Why another value of a field may serve better."""
+    """Reason for which another value of a field may serve better."""
     return _BY_NAME[name].reason
 
 

@@ -40,7 +40,7 @@ class TrialServer:
         folder: An empty one, for the copy, the socket and the log.
         others: Models of the repository that are loaded, too.
         flags: More flags of ``conch serve``.
-        with_metrics: Whether it serves metrics, which have those of GPUs.
+        with_metrics: True if it serves metrics, which have those of GPUs.
 
     Raises:
         ConchError: There is no such model, or its config is malformed.

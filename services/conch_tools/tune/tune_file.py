@@ -25,7 +25,7 @@ class TuneFile:
     """The file ``tune.json``.
 
     Attributes:
-        identity: What a search must have in common with the file's to continue it.
+        identity: Settings that a search must have in common with the file's to continue it.
         facts: The machine, versions, the command line, and the model's config.
         measurements: In order.
         result: Empty until the search has ended.
@@ -41,12 +41,12 @@ class TuneFile:
 
     @property
     def objectives(self) -> Objectives:
-        """Of the search."""
+        """Objectives of the search."""
         return Objectives(self.identity["objectives"])
 
     @property
     def limits(self) -> list[Limit]:
-        """Of the search."""
+        """Limits of the search."""
         return limits_of(self.identity["constraints"])
 
     def to_json(self) -> dict[str, Any]:

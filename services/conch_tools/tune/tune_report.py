@@ -109,7 +109,7 @@ def top_table(file: TuneFile) -> Table:
 
 
 def front(variants: Sequence[Measurement]) -> list[Measurement]:
-    """Those that no other one beats in both throughput and p99, by throughput."""
+    """Measurements that no other one beats in both throughput and p99, by throughput."""
     found: list[Measurement] = []
     for one in sorted(variants, key=lambda each: (-each.throughput, each.latency_us["p99"])):
         if not found or one.latency_us["p99"] < found[-1].latency_us["p99"]:

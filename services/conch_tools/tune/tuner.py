@@ -46,13 +46,13 @@ class NotTunedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What is tuned.
+    """Settings of a tuning run.
 
     Attributes:
-        repository: Only read.
-        load: Of each window.
+        repository: Model repository, which is only read.
+        load: Load of each window.
         budget_s: Seconds of load in the search.
-        window_s: Of a full window.
+        window_s: Seconds of a full window.
         pairs: Windows of the best and of today's configuration, at the end.
         search: Values by field as texts, instead of those that the tuner chooses; an empty list leaves a
             field out.
@@ -366,7 +366,7 @@ def gpu_numbers(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _nearest(file: TuneFile, limits: Sequence[Limit]) -> str:
-    """How far off the nearest variant is, of those measured at full length."""
+    """Sentence on the variant that is nearest to the limits, of those measured at full length."""
     full = [one for one in file.measurements if one.window == 1 and not one.failed]
     nearest = min(full, key=lambda one: excess(one, limits))
     worst = max(limits, key=lambda limit: limit.excess(nearest))

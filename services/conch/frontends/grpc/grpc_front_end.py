@@ -33,10 +33,10 @@ _MAX_WAIT_FOR_STREAMS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What serves a port.
+    """Server of a port, and the codecs of its messages.
 
     Attributes:
-        server: Its server.
+        server: Accepts connections and carries calls.
         make_decoder: Makes a decoder of inference requests.
         encoder: Encodes inference responses.
     """
@@ -56,7 +56,7 @@ class GrpcFrontEnd:
         regions: The shared-memory regions; None for none.
         reports: The load reports; None for none.
         access: The access policy; None for none.
-        transport: What serves the port; None for what the options name.
+        transport: Server and codecs of the port; None for those that the options name.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.

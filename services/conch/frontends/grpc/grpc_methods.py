@@ -42,7 +42,7 @@ class MethodOptions:
     Attributes:
         compression: gRPC algorithm for inference responses, or None.
         header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
-        rules: What protects the port beside an access policy.
+        rules: Rules of the port beside an access policy.
     """
 
     compression: str | None = None

@@ -162,18 +162,18 @@ class GrpcOptions:
     Attributes:
         address: Host to listen on, or ``unix:PATH``.
         port: Port to listen on; 0 for any free one.
-        reuse_port: Whether other processes may listen on the same port.
-        transport: What serves the port: ``own`` or ``grpcio``.
+        reuse_port: True if other processes may listen on the same port.
+        transport: Implementation of the port: ``own`` or ``grpcio``.
         pollers: Number of polling threads of grpcio.
         max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
-        load_reports: Whether inference calls end with a load report.
+        load_reports: True if inference calls end with a load report.
         header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
         restrictions: Categories of RPCs that need a secret.
         tls: TLS, or None for plain text.
         max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
         max_connection_age_grace_ms: Time for calls on such a connection to finish; 0 for no limit.
-        allow_model_upload: Whether remote clients may load models from files in the request.
+        allow_model_upload: True if remote clients may load models from files in the request.
     """
 
     GROUP: ClassVar = "gRPC"

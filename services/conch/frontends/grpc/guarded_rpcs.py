@@ -110,7 +110,7 @@ def _endpoint(method: str) -> Endpoint:
 
 
 def preparation(forward: HeaderForwarder | None, guard: AccessGuard, stream: bool) -> PrepareRequest | None:
-    """What is done with each decoded request of ModelInfer or ModelStreamInfer; None for nothing."""
+    """Hook that checks each decoded request's grant and forwards headers; None if neither is configured."""
     check = (_stream_check if stream else _unary_check)(guard) if guard.identifies else None
     if forward is None:
         return check

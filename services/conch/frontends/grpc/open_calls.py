@@ -26,8 +26,8 @@ class OpenCalls:
 
     Attributes:
         unary: The unary calls; each adds itself, atomic and without a lock.
-        unread: What the clients of all streams have yet to read.
-        most_unread_bytes: What the client of one stream may have to read before it is behind.
+        unread: Bytes that the clients of all streams have yet to read.
+        most_unread_bytes: Unread bytes of one stream above which its client is behind.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ _Fixed = list[tuple[slice, bytes]]
 
 
 class Template(RequestTemplate):
-    """What gRPC requests share; see `RequestTemplate`.
+    """Parts that gRPC requests with equal tensors share; see `RequestTemplate`.
 
     Attributes:
         model_name: Name of the model.
@@ -141,10 +141,10 @@ def _ignore_response(request: InferenceRequest, response: InferenceResponse | No
 
 
 class Layout:
-    """What messages share that differ only in id and raw contents, and have all lengths in common.
+    """Places of id and raw contents in messages that are equal but for these, and have equal lengths.
 
     Attributes:
-        template: What they share with requests of other lengths.
+        template: Parts that are shared with requests of other lengths.
         request_id: Place of the id's text; None without one.
         raw: Places of the raw contents.
         inputs: Name, datatype, shape and place of each input; empty if the template has regions.

@@ -32,7 +32,7 @@ class RpcCall(Caller, Protocol):
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; None without a policy."""
+        """The client's grant by the access policy; None without a policy."""
 
     @access.setter
     def access(self, grant: Grant) -> None: ...
@@ -102,14 +102,14 @@ UnaryMethod = Callable[[UnaryRpc, Buffer], None]
 """Handles a unary call and its message."""
 
 Admit = Callable[[UnaryRpc], bool]
-"""Whether a unary call may go on; called before its message is received, and refuses the call if not."""
+"""Returns True if a unary call may go on, else refuses it; called before its message is received."""
 
 StreamMethod = Callable[[StreamRpc], None]
 """Handles a stream."""
 
 
 class ClientCounts(NamedTuple):
-    """What the clients of a port have caused.
+    """Connections and calls that ended because of a port's clients, and unhandled bytes.
 
     Attributes:
         closed: Number of connections that were closed because of their clients, by reason.
@@ -127,7 +127,7 @@ class RpcServer(Protocol):
 
     @property
     def client_counts(self) -> ClientCounts | None:
-        """What clients have caused; None if it is not counted."""
+        """Counters of the port's clients; None if it has none."""
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the thread of a handler may run after the call."""

@@ -96,7 +96,7 @@ class InferStream:
         self._handler.submit(self.call, slot, message)
 
     def on_cancel(self) -> None:
-        """Cancels all requests in flight: the client has gone."""
+        """Cancels all requests in flight: the client has cancelled the call or disconnected."""
         with self._lock:
             requests = [slot.request for slot in self._open if slot.request is not None]
             for slot in self._open:

@@ -1,7 +1,7 @@
 """The seam for chats with models that a part answers for pages of other parts.
 
 `ServerPart.chat_route` returns one; the console is its user. The caller has an event loop of its own, and
-checks who may send what before it passes a request on.
+checks the caller's roles before it passes a request on.
 
 Threads and locks: event loop of the caller only.
 """

@@ -49,7 +49,7 @@ def body_pieces(body: Body) -> Iterator[Buffer]:
 
 
 class PauseReason(Enum):
-    """Why a connection is not read."""
+    """Reason for which a connection is not read."""
 
     WAITING = auto()
     """Requests wait for the response to an earlier one."""
@@ -188,7 +188,7 @@ class ListenerState:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many connections as there may be."""
+        """True if the limit of connections is reached."""
         return len(self.entering) + len(self.connections) >= self.most_connections
 
     def parse_later(self, connection: SlicedParser) -> None:

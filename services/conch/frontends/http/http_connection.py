@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the client has read enough for more to be written."""
+        """True if the client has read enough for more to be written."""
         return self._writable.is_set()
 
     async def drain(self) -> None:

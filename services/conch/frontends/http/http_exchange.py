@@ -59,7 +59,7 @@ class ClientDisconnectError(Exception):
 
 
 class ExchangeHooks:
-    """What a provider of routes changes in a request and its response; nothing by default."""
+    """Changes of a request and its response by a provider of routes; none by default."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ class DecodedBody(Protocol):
     """An infer request that a front has decoded, in place of its body.
 
     Attributes:
-        binary: Whether all outputs are to be sent as binary; else all as JSON.
+        binary: True if all outputs are to be sent as binary; else all as JSON.
     """
 
     @property
@@ -110,7 +110,7 @@ class ExchangeConnection(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the client has read enough for more to be written."""
+        """True if the client has read enough for more to be written."""
 
     def hold_body(self, held: bool) -> None:
         """Pauses reading while a body is not asked for, or resumes it."""
@@ -131,7 +131,7 @@ class HttpExchange:
     Attributes:
         method: HTTP method.
         path: Path as received, neither decoded nor normalised.
-        query: What follows ``?`` in the target, as received.
+        query: Part of the target behind ``?``, as received.
         version: HTTP version, such as ``1.1``.
         client: The client's address, such as ``127.0.0.1:50000``.
         headers: Headers with names as received, in order.
@@ -251,7 +251,7 @@ class HttpExchange:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; None without a policy."""
+        """The client's grant by the access policy; None without a policy."""
         return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
 
     @access.setter
@@ -439,7 +439,7 @@ class HttpExchange:
 
     @property
     def writable(self) -> bool:
-        """Whether the client has read enough for more to be written."""
+        """True if the client has read enough for more to be written."""
         return self._connection.writable
 
     async def wait_writable(self) -> None:

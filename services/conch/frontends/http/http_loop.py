@@ -223,7 +223,7 @@ class ConnectionSet:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many connections as there may be."""
+        """True if the limit of connections is reached."""
         return self._state.full
 
     def serve(self, accepted: socket.socket) -> None:
@@ -244,7 +244,7 @@ class ConnectionSet:
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
             )
-        except OSError:  # the client is gone, or it and TLS do not agree
+        except OSError:  # the client disconnected, or the TLS handshake failed
             accepted.close()
         finally:
             if connection in self._state.entering:

@@ -161,16 +161,16 @@ class HttpOptions:
     Attributes:
         address: Host to listen on.
         port: Port to listen on; 0 for any free one.
-        reuse_port: Whether other processes may listen on the same port.
+        reuse_port: True if other processes may listen on the same port.
         threads: Triton's number of threads, which has no effect.
         max_input_bytes: Largest JSON, raw or decompressed body.
-        max_connections: How many connections there may be; 0 for a share of the file descriptors.
+        max_connections: Limit of connections; 0 for a share of the file descriptors.
         idle_timeout_s: Seconds after which an unused connection is closed.
-        header_forward_pattern: Which headers become request parameters; empty for none.
+        header_forward_pattern: RE2 pattern of headers that become request parameters; empty for none.
         restrictions: Categories of routes that need a secret.
         cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
         tls: TLS, or None for plain text.
-        allow_model_upload: Whether clients of other machines may load models of files that they bring.
+        allow_model_upload: True if remote clients may load models from files in the request.
         platform: Platform whose routes are served; None for REST alone.
         further: Serve paths that REST does not have, the first that has one.
     """
@@ -258,7 +258,7 @@ class HttpOptions:
 
     @property
     def mutual(self) -> bool:
-        """Whether clients must have a certificate."""
+        """True if clients must have a certificate (mutual TLS)."""
         return self.tls is not None and self.tls.client_root is not None
 
     @property

@@ -102,7 +102,7 @@ class RouteTable:
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
-        checks_origin: Whether a change by a page of another origin is refused here; else its handler does it.
+        checks_origin: True if a change by a page of another origin is refused here; else its handler does it.
         labels: The labels of a model's versions; None where paths have none.
         endpoints: The routes' calls; by default the table of operations.
 

@@ -2,8 +2,8 @@
 
 A responder puts a response into the queue of its request and returns. The first put wakes the event loop;
 those that follow until it runs, such as the other responses of a worker's frame, only add their queues to the
-mailbox. The coroutine of a request takes what there is for one write. A queue is the `Reader` of its request:
-a model waits while it holds too much, and what was taken counts until the coroutine comes back for more.
+mailbox. The coroutine of a request takes all responses for one write. A queue is the `Reader` of its request:
+a model waits while it holds too much, and taken responses count until the coroutine takes the next ones.
 
 Race of a put and a delivery: `put` adds its queue before it looks whether the loop is woken, and `_deliver`
 says that it is not before it looks at the queues. One of the two finds the queue.
@@ -92,7 +92,7 @@ class ResponseQueue(Reader, Generic[T]):
 
     @property
     def behind(self) -> bool:
-        """Whether it holds too much."""
+        """True if it holds more bytes than its bound."""
         return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:

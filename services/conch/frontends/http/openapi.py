@@ -64,8 +64,8 @@ class _Contents:
         reply: The response with status 200.
         body: Name of the schema of the request body; None for none.
         statuses: Error statuses besides those of all endpoints.
-        required: Whether the request must have a body.
-        binary: Whether bodies may carry binary tensors behind the JSON.
+        required: True if the request must have a body.
+        binary: True if bodies may carry binary tensors behind the JSON.
         events: Statuses of which the error may be a server-sent event.
     """
 
@@ -393,4 +393,4 @@ SCHEMAS: dict[str, _Schema] = {
         log_frequency=_or_null("string"),
     ),
 }
-"""By name."""
+"""Schemas by name."""

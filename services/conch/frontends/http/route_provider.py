@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # settings name providers, and import little
     from conch.frontends.operations.operation_handlers import Services
 
 Answering = Coroutine[Any, Any, None] | None
-"""What a handler returns: None if it responds by itself, now or later."""
+"""Result of a handler: the coroutine that responds; None if the handler responds by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ _EVERY_WHILE_STOPPING_S = 0.1
 
 
 class WaitsFor(Enum):
-    """What a connection waits for; each kind has its timeout."""
+    """Event that a connection waits for; each kind has its timeout."""
 
     REQUEST = auto()
     """The next request."""
@@ -28,13 +28,13 @@ class WaitsFor(Enum):
 
 
 class ConnectionSnapshot(NamedTuple):
-    """What a connection looks like at one moment.
+    """Progress of a connection at one moment.
 
     Attributes:
-        waits: What for.
-        requests: How many requests have begun on it.
-        received: How many bytes have come.
-        unsent: How many bytes wait for the client to read them.
+        waits: Event that the connection waits for.
+        requests: Number of requests that have begun on it.
+        received: Number of received bytes.
+        unsent: Number of bytes that wait for the client to read them.
     """
 
     waits: WaitsFor
@@ -84,11 +84,11 @@ class ProgressCheck:
         self._since = 0.0
 
     def timed_out(self, snapshot: ConnectionSnapshot, timeouts: ClientTimeouts, now: float) -> bool:
-        """Whether the client has taken too long.
+        """True if the client has made too little progress for too long.
 
         Args:
-            snapshot: What the connection looks like now.
-            timeouts: How long it may take.
+            snapshot: The connection's progress now.
+            timeouts: Limits by kind of event.
             now: Monotonic seconds.
         """
         last = self._seen

@@ -81,7 +81,7 @@ class Operation(Endpoint, Generic[RequestT, ResultT]):
         runs_on: The thread that runs the handler.
         mutates: True if the handler changes the server.
         model_of: The model that a request names; empty for none, `EVERY_MODEL` for the server as a whole.
-        changes: Whether a request changes anything, for calls that may also read; None for others.
+        changes: Returns True if a request changes anything, for calls that may also read; None for others.
         shown: Reduces a listing to the models whose names pass a test; None if the result is no listing.
     """
 

@@ -80,7 +80,7 @@ class AccessLog(RecordLog[AccessRecord]):
 
     Args:
         options: File and format.
-        steps: Whether ensemble steps and BLS requests are logged; called for each of them.
+        steps: Returns True if ensemble steps and BLS requests are logged; called for each of them.
         stream: Output if the options name no file; standard output if None.
 
     Raises:

@@ -32,7 +32,7 @@ _SHORTEST_WAIT_S = 0.001
 
 
 class LineSource(Generic[T]):
-    """What a writer asks about its items, on its thread."""
+    """Formats a writer's items, and has delayed ones; all methods run on the writer's thread."""
 
     def line(self, item: T) -> str:
         """An item's line, without its end."""

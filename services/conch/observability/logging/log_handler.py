@@ -92,7 +92,7 @@ class LogHandler(logging.Handler, LineSource[str]):
     """Formats records on the logging thread and queues the lines for a writing thread.
 
     Attributes:
-        json: Whether lines are JSON.
+        json: True if lines are JSON.
         exporter: Gets each record that is written, too; None for none.
     """
 

@@ -41,12 +41,12 @@ class LogOptions:
     Attributes:
         verbose: 0 for no verbose messages.
         format: One of `FORMATS`, the time format of text lines.
-        json: Whether lines are JSON; None for JSON unless the output is a terminal.
+        json: True if lines are JSON; None for JSON unless the output is a terminal.
         file: File to append to; None for standard error.
         repeat_limit: Maximum warnings or errors per second of one place in the code, or messages of one place
             in a Python model; further ones are counted. 0 for no limit.
-        escape: Whether the message of a text line is quoted and escaped as in JSON.
-        export: Where lines are also exported to; None for nowhere.
+        escape: True if the message of a text line is quoted and escaped as in JSON.
+        export: Options of the export of lines; None for none.
     """
 
     GROUP: ClassVar = "log"
@@ -97,7 +97,7 @@ class AccessLogOptions:
 
     Attributes:
         file: File to append to; None for standard output.
-        json: Whether lines are JSON, else text.
+        json: True if lines are JSON, else text.
     """
 
     GROUP: ClassVar = "access log"
@@ -160,12 +160,12 @@ class LogControl:
 
     @property
     def verbose(self) -> bool:
-        """Whether verbose messages are logged."""
+        """True if verbose messages are logged."""
         return self._options.verbose > 0
 
     @property
     def fixed(self) -> bool:
-        """Whether settings can't be changed, as logging belongs to the program around the server."""
+        """True if settings can't be changed, as the program around the server configures logging."""
         return self._apply is None
 
     def settings(self) -> dict[str, Setting]:

@@ -66,7 +66,7 @@ class Logs:
         access: The access log; None for none.
         audit: The audit log; None for none.
         files: The logs with files.
-        in_file: Whether the log is a file.
+        in_file: True if the log is a file.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Logs:
 
     @property
     def only_json(self) -> bool:
-        """Whether standard error has only lines of JSON."""
+        """True if the log goes to standard error, as lines of JSON."""
         return self._handler.json and not self._in_file
 
     def flush(self) -> None:

@@ -51,7 +51,7 @@ class GpuMetrics:
         return list(found.items())
 
     def loads(self) -> list[dict[str, Any]]:
-        """Of each GPU its UUID, utilisation (0 to 1), used and total memory in bytes; None where unknown."""
+        """UUID, utilisation (0 to 1), used and total memory in bytes of each GPU; None where unknown."""
         found = []
         for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
             total, used = self._value(self._memory, gpu) or (None, None)

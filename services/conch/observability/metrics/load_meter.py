@@ -27,7 +27,7 @@ class Load:
         saturation: By the identity of a version's statistics, the share of its instances' time in which they
             ran batches, from 0 to 1. A version without instances, such as an ensemble, has none.
         requests_per_s: Requests of all versions that ended, steps of ensembles and calls between models too.
-        errors_per_s: Those of them that failed, except cancelled ones.
+        errors_per_s: Failed requests of all versions, without cancelled ones.
         pending: Requests that wait for their execution, at the time of the measurement.
         running: Requests that are being executed, at the same time.
     """

@@ -50,8 +50,8 @@ class MetricsApp:
 
     Args:
         render: Renders the metrics.
-        live: Whether the server is live.
-        ready: Whether the server is ready.
+        live: Returns True if the server is live.
+        ready: Returns True if the server is ready.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class MetricsExport:
     """Exports metrics on the thread ``conch-metrics-export``; `start` and `close` are for one thread.
 
     Args:
-        options: How.
+        options: Interval and exporter.
         scrape: Gives Prometheus' text; may raise.
 
     Attributes:

@@ -30,8 +30,8 @@ class LatencyMetrics:
     """The values of ``--metrics-config``.
 
     Attributes:
-        counters: Whether Triton's counters count; else durations are left out and the others stay 0.
-        first_responses: Whether to include Triton's histogram of first responses.
+        counters: True if Triton's counters count; else durations are left out and the others stay 0.
+        first_responses: True to include Triton's histogram of first responses.
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
     """
 
@@ -101,13 +101,13 @@ class MetricsOptions:
 
     Attributes:
         port: Port to listen on; 0 for any free one.
-        cpu: Whether to include processors and memory of the machine.
-        gpu: Whether to include GPUs.
+        cpu: True to include processors and memory of the machine.
+        gpu: True to include GPUs.
         interval_ms: Minimum milliseconds between reads of those two.
-        latencies: Which latencies are counted.
-        use_ssl: Whether to serve TLS.
+        latencies: Kinds of latency metrics to serve.
+        use_ssl: True to serve TLS.
         tls: Makes the TLS context, that of the REST port; None for plain text.
-        export: Where metrics are also exported to; None for nowhere.
+        export: Options of the export of metrics; None for none.
     """
 
     GROUP: ClassVar = "metrics"

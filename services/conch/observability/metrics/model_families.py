@@ -32,9 +32,9 @@ class Counted:
 
     Attributes:
         values: Gives the values of the template's samples.
-        triton: Whether it is Triton's.
-        cached_only: Whether only models with a response cache have it.
-        latency: Whether it is one of those that ``counter_latencies=false`` leaves out.
+        triton: True if Triton has the family, too.
+        cached_only: True if only models with a response cache have the family.
+        latency: True if ``counter_latencies=false`` leaves the family out.
     """
 
     template: Template

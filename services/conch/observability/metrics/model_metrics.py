@@ -64,7 +64,7 @@ class ModelMetrics:
         registry: The models.
         loads: Gives the counts of loads.
         meter: Measures the saturation.
-        counters: Whether Triton's counters count; else durations are left out and the others stay 0.
+        counters: True if Triton's counters count; else durations are left out and the others stay 0.
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
         gpu_uuids: UUIDs of GPUs by number; empty if unknown.

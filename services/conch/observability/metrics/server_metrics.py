@@ -399,7 +399,7 @@ def export_families(exporters: Mapping[str, Exporter[Any]]) -> Found:
 
 
 _CATCH_UP_S = 0.25
-"""How long a scrape waits for worker processes whose messages another thread is reading."""
+"""Longest wait of a scrape for worker processes whose messages another thread is reading."""
 
 
 class CustomMetrics:

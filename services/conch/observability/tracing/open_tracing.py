@@ -20,7 +20,7 @@ class Tracing:
     """The tracing of a server.
 
     Attributes:
-        settings: What is traced.
+        settings: Trace settings of the server and its models.
         tracer: Traces requests.
         exporter: Sends traces to a collector; None without one.
     """

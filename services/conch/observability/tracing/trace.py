@@ -26,7 +26,7 @@ class TraceParent(NamedTuple):
     Attributes:
         trace_id: 128 bits.
         span_id: 64 bits.
-        sampled: Whether the caller recorded its span.
+        sampled: True if the caller recorded its span.
         state: The header ``tracestate``, or empty.
     """
 
@@ -74,7 +74,7 @@ class Trace:
         path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
         client: Address of the client.
         agent: The client's user agent.
-        parameters: Those of the request; None for none.
+        parameters: Parameters of the request; None for none.
         facts: Attributes that a front end has added; None for none.
         side: The version that a route has chosen, its rule and the rollout; see `InferenceRequest.side`.
         caller: The client's span; None without one. Of the root only.
@@ -83,15 +83,15 @@ class Trace:
         sends: Start and end of each send, in this order.
         started_ns: The request was handed to the core.
         queued_ns: The scheduler took it.
-        times: Those of its batch; None if it did not run.
-        responded_ns: Its first response, or the end of a request without one, was handed over.
-        ended_ns: The core let go of the request.
+        times: Times of the batch that ran it; None if it did not run.
+        responded_ns: The core passed on the first response, or the end of a request without one.
+        ended_ns: The core released the request.
         error: The error of the last response.
-        cancelled: Whether the client left.
-        reason: Why it is kept: ``sampled``, ``slow`` or ``failed``; empty if it is not.
+        cancelled: True if the client cancelled the request or disconnected.
+        reason: Reason to keep the trace: ``sampled``, ``slow`` or ``failed``; empty if it is dropped.
         tensors: Only with level ``TENSORS``.
         rows: Rows of the request.
-        spans: Those that the model's code made.
+        spans: Spans that the model's code made.
     """
 
     __slots__ = (
@@ -169,5 +169,5 @@ class Trace:
 
     @property
     def over_network(self) -> bool:
-        """Whether a front end received it, so that it is sent, too."""
+        """True if a front end received the request, and so sends its responses."""
         return self.parent is None and self.protocol not in ("direct", "shadow")

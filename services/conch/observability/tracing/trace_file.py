@@ -91,13 +91,13 @@ class _Collected:
 
     @property
     def counts_down(self) -> bool:
-        """Whether it goes to an indexed file although it has no log frequency, as in Triton."""
+        """True if traces go to an indexed file, as in Triton, without a log frequency: a count at rate 1."""
         values = self.setting.values
         return values.count > 0 and values.rate == 1
 
     @property
     def full(self) -> bool:
-        """Whether a file must be written now."""
+        """True if a file must be written now."""
         if self.size >= _MOST_HELD:
             return True
         values = self.setting.values

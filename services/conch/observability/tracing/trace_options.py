@@ -46,12 +46,12 @@ _NEWER = {
 
 @dataclass(frozen=True, slots=True)
 class TailRules:
-    """Which requests are kept although they were not sampled.
+    """Rules that keep traces of requests that were not sampled (tail sampling).
 
     Attributes:
-        slow_ns: Those that take longer; 0 for none.
-        failed: Those that end with an error, refused ones included.
-        limit: Most of them in a second.
+        slow_ns: Keeps requests that take longer; 0 for none.
+        failed: True to keep requests that end with an error, refused ones included.
+        limit: Maximum traces kept by these rules in a second.
     """
 
     slow_ns: int = 0
@@ -123,7 +123,7 @@ def trace_options(
     Args:
         configs: Values of ``--trace-config``.
         old: Values of `OLD_FLAGS` that were given, by flag.
-        without_file: Whether mode ``triton`` may trace times without a file, as the console keeps them.
+        without_file: True if mode ``triton`` may trace times without a file, as the console keeps them.
 
     Raises:
         InvalidArgumentError: One of them is wrong; the text is Triton's where it has one.

@@ -130,7 +130,7 @@ def _route_text(trace: Trace) -> str:
 
 
 def route_attributes(trace: Trace) -> dict[str, str | int]:
-    """By which rule a route has chosen the version, and for which rollout; none without a route."""
+    """Attributes of the rule by which a route chose the version, and of its rollout; none without a route."""
     if trace.side is None:
         return {}
     _, by, rollout = trace.side

@@ -30,8 +30,8 @@ class TraceRing(TraceSink):
     """The newest traces.
 
     Args:
-        most: How many.
-        most_bytes: Bytes of all together.
+        most: Maximum number of traces.
+        most_bytes: Maximum bytes of all traces together.
 
     Attributes:
         count: Traces taken so far.

@@ -45,9 +45,9 @@ class TraceValues:
     """Values of a setting.
 
     Attributes:
-        timestamps: Whether times are traced.
-        tensors: Whether tensors are.
-        rate: One of so many requests is traced; 0 for those whose caller or trace id samples them only.
+        timestamps: True if times are traced.
+        tensors: True if tensors are traced.
+        rate: One request in `rate` is traced; 0 to trace only those that their caller or trace id samples.
         count: Traces that may still be sampled; -1 for any number.
         log_frequency: Traces in one indexed file; 0 for one file.
         file: Path of the trace file, or empty.
@@ -62,7 +62,7 @@ class TraceValues:
 
     @property
     def on(self) -> bool:
-        """Whether anything is traced."""
+        """True if times or tensors are traced."""
         return self.timestamps or self.tensors
 
 
@@ -131,10 +131,10 @@ class TraceSettings:
         values: The global values of the command line, to which cleared ones return.
         mode: ``triton`` or ``opentelemetry``.
         shown: Further settings of the mode as the RPC shows them, which can't be changed.
-        without_file: Whether mode ``triton`` may trace times without a file, as they are kept in memory too.
+        without_file: True if mode ``triton`` may trace times without a file, as they are kept in memory too.
 
     Attributes:
-        on: Whether anything is traced, of any model.
+        on: True if any model is traced.
     """
 
     def __init__(

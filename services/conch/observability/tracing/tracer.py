@@ -45,15 +45,15 @@ class Tracer(SettingListener):
 
     Args:
         settings: Global and per-model settings.
-        sinks: Where it goes.
+        sinks: Take the traces.
         drops: Counts lost traces.
-        tail: Which requests are kept after the fact.
+        tail: Rules that keep traces of requests after their end.
         spans: Settings of mode ``opentelemetry``; None for mode ``triton``.
 
     Attributes:
         settings: As given.
-        propagates: Whether callers' spans are continued: in mode ``opentelemetry``.
-        returns_traceparent: Whether the answer to a request that is sampled names its root span.
+        propagates: True if callers' spans are continued: in mode ``opentelemetry``.
+        returns_traceparent: True if the answer to a request that is sampled names its root span.
         drops: As given.
     """
 
@@ -91,7 +91,7 @@ class Tracer(SettingListener):
 
     @property
     def on(self) -> bool:
-        """Whether any model is traced."""
+        """True if any model is traced."""
         return self.settings.on
 
     def setting_replaced(self, setting: TraceSetting) -> None:

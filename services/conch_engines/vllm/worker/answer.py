@@ -20,7 +20,7 @@ class Answer:
     what it generates for the request.
 
     Attributes:
-        ended: Whether the last response was sent.
+        ended: True if the last response was sent.
     """
 
     def __init__(self, sender: Any, threads: Executor) -> None:

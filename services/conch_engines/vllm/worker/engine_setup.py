@@ -45,7 +45,7 @@ def import_vllm() -> Any:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version of vLLM is in the tested range."""
+    """True if a version of vLLM is in the tested range."""
     match = re.match(r"(\d+)\.(\d+)", version)
     first, last = VERSIONS
     return match is not None and first <= (int(match[1]), int(match[2])) <= last
@@ -79,7 +79,7 @@ class Engine:
         arguments: vLLM's ``AsyncEngineArgs``.
         files: Contents of the version directory.
         served_names: Names that requests may have in ``model``.
-        tasks: What the model can do, such as ``generate`` or ``embed``.
+        tasks: Tasks of the model, such as ``generate`` or ``embed``.
         defaults: Sampling parameters of the model's ``generation_config.json``.
         adapters: LoRA requests by name; None without LoRA.
     """
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def dead(self) -> bool:
-        """Whether the engine has ended, which it never recovers from."""
+        """True if the engine has died, from which it never recovers."""
         return bool(self.client.errored)
 
     def stop(self) -> None:

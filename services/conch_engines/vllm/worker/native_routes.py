@@ -44,7 +44,7 @@ class NativeRoutes:
         self._paths: frozenset[str] = frozenset()
 
     def has(self, route: str) -> bool:
-        """Whether the model has a route."""
+        """True if the model has a route."""
         return route in self._paths
 
     async def open(self) -> None:

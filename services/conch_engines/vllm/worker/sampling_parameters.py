@@ -26,8 +26,8 @@ def sampling_parameters(
     Args:
         given: Parameters of the request.
         defaults: Parameters of the model.
-        stream: Whether the request wants deltas rather than one output.
-        strict: Whether all names must be known; others may belong to a front end.
+        stream: True if the request wants deltas rather than one output.
+        strict: True if all names must be known; others may belong to a front end.
 
     Raises:
         ParameterError: A parameter is unknown or has a wrong value.

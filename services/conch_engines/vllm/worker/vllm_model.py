@@ -100,7 +100,7 @@ class TritonPythonModel:
             self._loop.call_soon_threadsafe(self._begin, request, request.get_response_sender())
 
     def is_ready(self) -> bool:
-        """Whether the engine runs."""
+        """True if the engine is alive."""
         return not self._engine.dead
 
     def finalize(self) -> None:

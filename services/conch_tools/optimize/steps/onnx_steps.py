@@ -142,7 +142,7 @@ class _Batches:
         return next(self._requests, None)
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Not used for calibration at once."""
+        """Ignores the range: only strided calibration has one."""
 
     @staticmethod
     def _batches(samples: Arrays, batch: int) -> Iterator[Arrays]:

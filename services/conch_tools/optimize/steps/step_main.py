@@ -37,13 +37,13 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Job:
-    """What a function works on.
+    """Job of a function.
 
     Attributes:
         source: The model's file or folder.
-        folder: Where the result goes.
+        folder: Directory of the result.
         batch: The largest batch; 0 for a model without a batch dimension.
-        signature: Of the original model, as its ``open`` function has told it.
+        signature: Signature of the original model, by its ``open`` function.
         options: Options of the step.
         samples_file: Arrays by input, with a row for each sample; may be absent.
     """

@@ -1,4 +1,4 @@
-"""One request on its way, and who hears of its end."""
+"""Requests in flight, and the receivers of their ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Call:
     """One request that is sent, or about to be.
 
     Attributes:
-        request: What is sent.
-        due_ns: When it was to be sent, monotonic.
-        sent_ns: When it was.
-        responses: How many responses have come.
-        first_ns: When the first of them came, of a stream; 0 otherwise.
-        last_ns: When the last of them came; 0 before.
+        request: The request.
+        due_ns: Time at which it was due, monotonic.
+        sent_ns: Time at which it was sent, monotonic.
+        responses: Number of responses so far.
+        first_ns: Time of the first response of a stream; 0 otherwise.
+        last_ns: Time of the last response; 0 before.
         slot: Number of the slot of a closed loop, or of the sequence; -1 for none.
         kept: The responses, if they are kept.
     """
@@ -33,13 +33,13 @@ class Call:
 
 
 class Ended(Protocol):
-    """Hears of ends and of responses."""
+    """Receiver of ends and of responses."""
 
     def call_ended(self, call: Call, error: str, now_ns: int) -> None:
         """A call has its last response, or an error: empty for success."""
 
     def explained(self, error: str, text: str) -> None:
-        """What the server says of an error; told of the first one on a connection."""
+        """Takes the server's text of an error: of the first one on a connection."""
 
     def responded(self, call: Call, now_ns: int) -> None:
         """A response of a stream has come; the call has the time of the one before."""
@@ -50,7 +50,7 @@ class Client(Protocol):
 
     Attributes:
         in_flight: Calls without an end.
-        lost: Whether the connection is of no use any more.
+        lost: True if the connection can't be used any more.
     """
 
     in_flight: int
@@ -61,11 +61,11 @@ class Client(Protocol):
         """Streams that the server allows at the same time, if there are as many now; else 0."""
 
     def takes(self, slot: int) -> bool:
-        """Whether a call of a slot may be sent now."""
+        """True if a call of a slot may be sent now."""
 
     @property
     def wants_write(self) -> bool:
-        """Whether the socket took less than there is to send."""
+        """True if the socket took only a part of the output."""
 
     def fileno(self) -> int:
         """The socket's descriptor."""

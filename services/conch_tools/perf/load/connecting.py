@@ -39,7 +39,7 @@ class Connector:
         threading.Thread(target=self._open, args=(place,), name="connect", daemon=True).start()
 
     def take(self) -> list[tuple[int, Client | OSError]]:
-        """What has come of it, by place."""
+        """Takes the opened connections, and errors of others, by place."""
         with self._lock:
             found, self._opened = self._opened, []
             if found:

@@ -31,18 +31,18 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What a load gave.
+    """Result of a load.
 
     Attributes:
         slices: The counts by second.
-        begin_ns: When it began, monotonic.
-        length_s: How long it was.
-        generator: What it cost.
-        interrupted: Whether it ended early, by KeyboardInterrupt; its last part of a second is left out then,
+        begin_ns: Start of the load, monotonic.
+        length_s: Length of the load.
+        generator: CPU time and lost processes of the load generator.
+        interrupted: True if it ended early, by KeyboardInterrupt; its last part of a second is left out then,
             unless it is the only one.
         lost: A sentence for each process whose counts are not whole.
         stream_limit: Streams that the server allows on a connection, if calls had to wait for one; else 0.
-        texts: What the server said of an error of each status.
+        texts: The server's text of an error, by status.
     """
 
     slices: Sequence[Slice]
@@ -81,10 +81,10 @@ def run_load(
     """Runs a load.
 
     Args:
-        plan: What is to be done.
-        processes: How many do it.
+        plan: The load of all processes.
+        processes: Number of processes.
         progress: Gets each second's counts once all processes have sent them.
-        enough: Whether the load ends before its time; gets the counts of all whole seconds so far.
+        enough: Takes the counts of all whole seconds so far; returns True to end the load early.
         grace_s: Time that processes have to end after the load, and again to close their connections.
 
     Raises:

@@ -39,13 +39,13 @@ class Driver:
         connections: Most connections.
         next_request: The next request of a slot; of -1 in an open loop.
         recorder: Counts.
-        stops: Whether to stop; called now and then.
-        calls: How many calls are made; the load ends with the last one.
-        keeps: Whether calls keep their responses.
+        stops: Returns True to stop; called now and then.
+        calls: Number of calls; the load ends with the last one.
+        keeps: True if calls keep their responses.
 
     Attributes:
         stream_limit: Calls that the server allows on a connection, if others had to wait for them; else 0.
-        texts: What the server said of the first error of each status.
+        texts: The server's text of the first error, by status.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class SequenceDriver(Driver):
     Args:
         connect, connections, recorder, stops, calls, keeps: As of `Driver`.
         sequences: One for each slot.
-        slots: How many.
+        slots: Number of slots.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ class Http1Client(SocketClient):
     Args:
         endpoint: The server.
         path: Path of the request.
-        ended: Hears of the ends.
-        validates: Whether requests have expected outputs.
+        ended: Receives the ends.
+        validates: True if requests have expected outputs.
 
     Raises:
         OSError: There is no server, or its certificate is wrong.
@@ -63,12 +63,12 @@ class Http1Client(SocketClient):
         return 0
 
     def takes(self, slot: int) -> bool:
-        """Whether a call of a slot may be sent now."""
+        """True if a call of a slot may be sent now."""
         return not self.lost and self._call is None
 
     @property
     def wants_write(self) -> bool:
-        """Whether the socket took less than there is to send."""
+        """True if the socket took only a part of the output."""
         return bool(self._unsent)
 
     def send(self, call: Call, now_ns: int) -> None:
@@ -215,7 +215,7 @@ class _Chunks:
     """Decodes a chunked body.
 
     Attributes:
-        ended: Whether its last chunk has come.
+        ended: True if its last chunk has come.
     """
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ class _Chunks:
 
 
 def _is_mark(content: bytes) -> bool:
-    """Whether it is an event of OpenAI's routes without text, such as a role or a reason to finish."""
+    """True for an event of OpenAI's routes without text, such as a role or a reason to finish."""
     if b'"choices"' not in content:
         return False
     try:

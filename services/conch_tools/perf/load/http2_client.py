@@ -54,10 +54,10 @@ class Http2Client(SocketClient):
     Args:
         endpoint: The server.
         path: The method's path.
-        bidirectional: Whether calls are messages of streams.
-        decoupled: Whether a call has responses until one says that it is final.
-        ended: Hears of the ends.
-        validates: Whether requests have expected outputs.
+        bidirectional: True if calls are messages of streams.
+        decoupled: True if a call has responses until one says that it is final.
+        ended: Receives the ends.
+        validates: True if requests have expected outputs.
 
     Raises:
         OSError: There is no server, its certificate is wrong, or it does not speak HTTP/2.
@@ -104,7 +104,7 @@ class Http2Client(SocketClient):
         """Waits for the peer's limits: streams above its number would be refused.
 
         Raises:
-            OSError: The peer is gone, or does not speak HTTP/2.
+            OSError: The peer closed the connection, or does not speak HTTP/2.
         """
         connection = self._connection
         for part in connection.take_output():
@@ -124,12 +124,12 @@ class Http2Client(SocketClient):
         return limit if self._connection.open_streams >= limit else 0
 
     def takes(self, slot: int) -> bool:
-        """Whether a call of a slot may be sent now."""
+        """True if a call of a slot may be sent now."""
         return not self.lost and (self._connection.can_open or (slot in self._slots and not self._goes_away))
 
     @property
     def wants_write(self) -> bool:
-        """Whether the socket took less than there is to send."""
+        """True if the socket took only a part of the output."""
         return bool(self._unsent)
 
     def send(self, call: Call, now_ns: int) -> None:

@@ -40,7 +40,7 @@ class InputRule:
         name: Its name.
         datatype: Triton's, as ``FP32``.
         dims: Without the batch dimension; -1 for any.
-        optional: Whether requests may lack it.
+        optional: True if requests may lack it.
     """
 
     name: str

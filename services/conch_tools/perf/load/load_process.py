@@ -27,25 +27,25 @@ _SEQUENCES_END_NS = 5_000_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What all processes do together.
+    """Load of all processes together.
 
     Attributes:
         endpoint: The server.
         path: Path of the method, or of the HTTP request.
-        streams: Whether requests are messages of streams.
-        decoupled: Whether a request has any number of responses.
+        streams: True if requests are messages of streams.
+        decoupled: True if a request has any number of responses.
         requests: Sent in turn.
-        load: What is asked for.
+        load: Concurrency or rate.
         connections: Connections of all processes.
-        seconds: How long, with the warm-up.
-        most_outstanding: Of an open loop, of all processes.
-        gaps_us: Of a trace; empty for none.
-        seed: Of random times.
-        calls: Of all processes, which end with the last one; 0 for as many as there is time for.
+        seconds: Length, with the warm-up.
+        most_outstanding: Limit of unanswered requests of an open loop, of all processes.
+        gaps_us: Gaps of a trace in microseconds; empty for none.
+        seed: Seed of random times.
+        calls: Calls of all processes, which end with the last one; 0 for as many as there is time for.
         sequences: If there are any, their requests are sent, and not ``requests``.
-        live_sequences: Of a rate: sequences of all processes at the same time.
-        validates: Whether requests have expected outputs.
-        keeps: Whether the counts have records of requests, with their responses.
+        live_sequences: Concurrent sequences of all processes, for a rate.
+        validates: True if requests have expected outputs.
+        keeps: True if the counts have records of requests, with their responses.
     """
 
     endpoint: Endpoint
@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """What a process says last.
+    """Last message of a process.
 
     Attributes:
         cpu_s: Its CPU time for the load.
@@ -107,7 +107,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
             driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
         driver.close()
     except (BrokenPipeError, EOFError):
-        os._exit(1)  # the parent is gone
+        os._exit(1)  # the parent has ended
 
 
 def _driver(
@@ -131,7 +131,7 @@ def _driver(
 
 
 class _Stop:
-    """Whether the parent has said that the load ends early; tells of the time that passes, too."""
+    """Returns True once the parent ends the load early; reports the time, too, every 50 ms at most."""
 
     def __init__(self, parent: Connection, passed: Callable[[int], None]) -> None:
         self._parent = parent

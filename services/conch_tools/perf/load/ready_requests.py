@@ -39,7 +39,7 @@ class InputTensor:
         datatype: Triton's, as ``FP32``.
         shape: With the batch dimension.
         data: Row-major; texts each after their length as 4 bytes, little endian.
-        place: Where the server finds the data; None if it is sent.
+        place: Place in shared memory of the data; None if it is sent.
     """
 
     name: str

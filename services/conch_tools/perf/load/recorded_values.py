@@ -12,7 +12,7 @@ from conch_tools.perf.load.ready_requests import InputTensor, tensor_values
 from conch_tools.perf.measure.records import CallRecord, KeptResponse, RequestRecord, Value
 
 ResponseKind = Literal["grpc", "stream", "http", "text"]
-"""What a kept body is: a ModelInferResponse, a ModelStreamInferResponse, an HTTP body, or any text."""
+"""Kind of a kept body: a ModelInferResponse, a ModelStreamInferResponse, an HTTP body, or any text."""
 
 
 def request_record(

@@ -15,10 +15,10 @@ _LATE_NS = 1_000_000
 
 
 class Recorder:
-    """Fills a `Slice` for each second, by when calls end.
+    """Fills a `Slice` for each second, by the ends of calls.
 
     Args:
-        begin_ns: When the load begins, monotonic.
+        begin_ns: Start of the load, monotonic.
         give: Takes each slice when its second is over.
     """
 

@@ -1,4 +1,4 @@
-"""When requests are sent in an open loop; pure."""
+"""Schedules of requests in an open loop; pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def traced(gaps_us: Sequence[float], share: int = 0, shares: int = 1) -> Iterator[float]:
-    """Times in ns with the gaps of a trace, again and again; every so manieth of them."""
+    """Times in ns with the gaps of a trace, repeated; one process of `shares` gets one in `shares`."""
     for number, at_us in enumerate(accumulate(cycle(gaps_us))):
         if number % shares == share:
             yield at_us * 1e3

@@ -20,8 +20,8 @@ class SequencePlan:
 
     Attributes:
         streams: Requests of each sequence, in turn; a longer sequence begins its requests again.
-        ids: Those that sequences may have.
-        text_ids: Whether they are sent as text.
+        ids: Ids that sequences may have.
+        text_ids: True to send ids as text.
         length: Requests of a sequence; 0 for those of its stream.
         variation: Share of the length by which a sequence may be shorter or longer.
     """
@@ -38,8 +38,8 @@ class _Live:
 
     Attributes:
         sent: Its requests so far.
-        waits: Whether the last of them has no answer yet.
-        failed: Whether the server may have begun it although `sent` is 0.
+        waits: True if the last of them has no answer yet.
+        failed: True if the server may have begun it although `sent` is 0.
     """
 
     __slots__ = ("failed", "id", "length", "middle", "sent", "stream", "waits")
@@ -57,12 +57,12 @@ class Sequences:
     """The sequences of one process of several.
 
     Args:
-        plan: Of all processes.
-        http: Whether requests are those of HTTP.
+        plan: Sequences of all processes.
+        http: True if requests are those of HTTP.
         slots: Sequences that are alive at the same time.
         share: Number of the process.
-        shares: How many there are.
-        seed: Of the lengths.
+        shares: Number of processes.
+        seed: Seed of the lengths.
     """
 
     def __init__(

@@ -19,11 +19,11 @@ class SocketClient(ABC):
 
     Args:
         endpoint: The server.
-        ended: Hears of the ends.
+        ended: Receives the ends.
 
     Attributes:
         in_flight: Calls without an end.
-        lost: Whether the connection is of no use any more.
+        lost: True if the connection is of no use any more.
 
     Raises:
         OSError: There is no server, or its certificate is wrong.

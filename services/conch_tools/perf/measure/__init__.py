@@ -1,1 +1,1 @@
-"""What is made of the times that the load generator takes: pure, without sockets and clocks."""
+"""Evaluation of the times that the load generator takes: pure, without sockets and clocks."""

@@ -15,7 +15,7 @@ class Change:
     Attributes:
         name: ``rate`` in requests/s, or a percentile in ns.
         ratio: New by old; None if the old one is 0.
-        beyond_noise: Whether the 95 % intervals are apart; None where one has no interval.
+        beyond_noise: True if the 95 % intervals are apart; None where one has no interval.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed.
+    """Changes between two runs.
 
     Attributes:
         points: Changes under each load that both runs have.

@@ -42,7 +42,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many times were counted."""
+        """Number of counted times."""
         return int(self.counts.sum())
 
     @property
@@ -76,7 +76,7 @@ class Histogram:
         return min(_middle_of(step), float(self.largest_ns))
 
     def up_to(self, time_ns: float) -> int:
-        """How many times are at most this long, within a step."""
+        """Number of times of at most `time_ns`, within a step."""
         if time_ns < 0:
             return 0
         (step,) = _steps_of(np.array([int(time_ns)], np.int64))

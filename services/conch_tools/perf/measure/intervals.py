@@ -41,7 +41,7 @@ class Interval:
         return (self.high - self.low) / 2 / self.value if self.value else math.inf
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether both have a value in common."""
+        """True if both have a value in common."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -51,7 +51,7 @@ class Trend:
 
     Attributes:
         change: Change from the first window to the last, by the mean.
-        beyond: Whether the change is beyond its own 99 % interval.
+        beyond: True if the change is beyond its own 99 % interval.
     """
 
     change: float

@@ -84,7 +84,7 @@ class Fields:
         return {name: inner.text(name) for name in self.mapping(key)}
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """True if the object has the key."""
         return key in self._found
 
     def maybe(self, key: str) -> object:

@@ -11,10 +11,10 @@ Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[s
 
 
 class KeptResponse(NamedTuple):
-    """A response as it came.
+    """A response as received.
 
     Attributes:
-        at_ns: When it was handled, monotonic: later than one that was read with it.
+        at_ns: Time at which it was handled, monotonic: later than that of one that was read with it.
         body: A gRPC message without its prefix, the body of an HTTP response, or a server-sent event.
         head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for none.
     """
@@ -30,7 +30,7 @@ class CallRecord(NamedTuple):
     Attributes:
         row: Number of its data.
         sequence_id: 0 for none.
-        sent_ns: When it was sent, monotonic.
+        sent_ns: Time at which it was sent, monotonic.
     """
 
     row: int

@@ -101,7 +101,7 @@ class ServerStatistics:
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured under one load.
+    """Measurements under one load.
 
     Attributes:
         slices: In order of time, without the warm-up.
@@ -111,7 +111,7 @@ class Point:
         metrics: Other numbers, such as ``gpu_utilization``, by name.
         send_ns: Mean time to send a request; 0 if not measured.
         receive_ns: Mean time to receive a response; 0 if not measured.
-        notes: Sentences on what else was not as asked for.
+        notes: Sentences on other deviations from the settings.
     """
 
     load: Load
@@ -232,7 +232,7 @@ class PerfResult:
         argv: The command line, without secrets.
         machine: Facts of the machine, by name.
         started: Wall-clock time in ISO 8601.
-        interrupted: Whether the last point ended early.
+        interrupted: True if the last point ended early.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What one load process counts in one second."""
+"""Counts of one load process in one second."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Slice:
             connection.
         late: Requests sent more than 1 ms after their time; always 0 in a closed loop.
         shed: Requests whose time came while as many as allowed were outstanding; never sent.
-        latency: Times from when a request was to be sent to its last response.
-        service: Times from when it was sent. The same as ``latency`` in a closed loop.
+        latency: Times from a request's due time to its last response.
+        service: Times from a request's sending to its last response. Equal to ``latency`` in a closed loop.
         first: Times from the sending to the first response, for streamed requests.
         between: Times between responses of one request.
         next_one: Times from the first to the second response of one request.
-        token: Of a request with several responses: the time from its first to its last one, by their number
+        token: Times from the first to the last response of a request with several, divided by their number
             without the first.
         records: Requests that were answered, if they are kept; not in files.
         sequences: Sequences whose last request was answered.

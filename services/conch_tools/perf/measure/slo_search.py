@@ -58,7 +58,7 @@ class Limit:
         return cls(text, name, most * _UNITS_NS[unit])
 
     def found(self, point: Point) -> float:
-        """What the point has; infinite without a request."""
+        """Value of the point; infinite without a request."""
         if self.name == "errors":
             return point.error_share if point.answered or point.failed else math.inf
         which, quantile = _times_and_quantile(self.name)
@@ -66,7 +66,7 @@ class Limit:
         return times.quantile_ns(QUANTILES[quantile]) if times.count else math.inf
 
     def excess(self, point: Point) -> float:
-        """What the point has by the limit; over 1 is over the limit."""
+        """Value of the point divided by the limit; over 1 is over the limit."""
         found = self.found(point)
         if self.most:
             return found / self.most
@@ -81,7 +81,7 @@ def _times_and_quantile(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a search ended.
+    """Result of a search.
 
     Attributes:
         rate: The highest rate that meets all limits; None if none does.

@@ -1,4 +1,4 @@
-"""Whether the numbers of a point can be used, and why not."""
+"""Verdicts on the numbers of a point, with their reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FEWEST_SECONDS = 3
 
 
 class Verdict(StrEnum):
-    """What a point's numbers are worth; the first that applies."""
+    """Quality of a point's numbers; the first that applies."""
 
     FAILING = "failing"
     INCOMPLETE = "incomplete"

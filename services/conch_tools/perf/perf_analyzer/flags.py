@@ -59,16 +59,16 @@ class FlagError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What was asked for.
+    """Settings that perf_analyzer's flags ask for.
 
     Attributes:
         arguments: The arguments of ``conch perf``.
-        loads: How many points.
+        loads: Number of points.
         percentile: The percentile that is listed too.
-        windows: When a measurement is over; None with a number of requests.
+        windows: Rule that ends a measurement; None with a number of requests.
         request_count: Requests of each measurement; 0 for windows.
         composing: Models that a BLS model calls, with their versions.
-        metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
+        metrics_url: Address of the server's GPU metrics; empty if they are not asked for.
         warm_up_count: Requests before each measurement.
         endpoint: Path of HTTP that takes the payloads; empty for a model's requests.
         without_effect: A sentence for each flag that is accepted and changes nothing.

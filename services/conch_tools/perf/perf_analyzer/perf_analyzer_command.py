@@ -20,7 +20,7 @@ OK, UNSTABLE, USAGE, FAILED = 0, 2, 3, 99
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run gave.
+    """Result of a run.
 
     Attributes:
         experiments: Records of each point; empty unless a profile export is asked for.
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
     """Runs the command; returns the process's exit code.
 
     Args:
-        arguments: Of perf_analyzer.
+        arguments: Arguments of perf_analyzer.
         measure: Makes the load.
-        version: Of conch, for the profile export.
+        version: Version of conch, for the profile export.
     """
     try:
         asked = translate(arguments)

@@ -1,4 +1,4 @@
-"""When a measurement is over, by perf_analyzer's rule; pure.
+"""End of a measurement, by perf_analyzer's rule; pure.
 
 A measurement is a row of windows. It is stable once the throughputs of the last three, and their latencies,
 differ by no more than the stability percentage; those three count. After so many windows it ends anyway.
@@ -48,7 +48,7 @@ class Windows:
         return math.ceil(self.interval_ms * _LONGER_THAN_ASKED / 1000)
 
     def enough(self, slices: Sequence[Slice]) -> bool:
-        """Whether the measurement is over."""
+        """True if the measurement is over: it is stable, or has its last window."""
         return len(self._split(slices)) >= self.most or self.stable(slices)
 
     def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
@@ -62,13 +62,13 @@ class Windows:
         return [slices[0].second, *ends]
 
     def stable(self, slices: Sequence[Slice]) -> bool:
-        """Whether the last windows are as equal as they have to be."""
+        """True if throughputs and latencies of the last windows differ by no more than the spread."""
         last = self._split(slices)[-JUDGED:]
         rates = [sum(one.answered for one in window) / len(window) for window in last]
         return len(last) == JUDGED and all(rates) and self._near(rates) and self._near(self._latencies(last))
 
     def ends_walk(self, point: Point) -> bool:
-        """Whether the latency is over the threshold."""
+        """True if the latency is over the threshold."""
         return bool(self.threshold_ms) and self._latencies([point.slices])[0] > self.threshold_ms * _NS_PER_MS
 
     def _latencies(self, windows: Sequence[Sequence[Slice]]) -> list[float]:

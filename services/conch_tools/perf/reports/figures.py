@@ -99,7 +99,7 @@ def distribution(points: Sequence[Point]) -> Figure:
 
 
 def over_time(point: Point) -> Figure:
-    """How many requests took how long, by second."""
+    """Heat map of latencies, by second."""
     title = f"Latency over time at {point.load}"
     seconds = [one for one in point.slices if one.latency.count]
     low = max(min(one.latency.quantile_ns(0) for one in seconds), 1.0)

@@ -57,7 +57,7 @@ def summary_table(result: PerfResult) -> Table:
 
 
 def verdict_table(result: PerfResult) -> Table:
-    """Why each point has its verdict, and the intervals."""
+    """Verdict of each point, its reason, and the intervals."""
     rows = []
     for point in result.points:
         found = judge(point)
@@ -75,7 +75,7 @@ def verdict_table(result: PerfResult) -> Table:
 
 
 def token_table(result: PerfResult) -> Table:
-    """What an LLM's user sees, with a token in each response; without rows if no request has several."""
+    """Latencies of tokens, one in each response; without rows if no request has several responses."""
     rows = []
     for point in result.points:
         if point.token.count:
@@ -92,7 +92,7 @@ def token_table(result: PerfResult) -> Table:
 
 
 def facts_table(result: PerfResult) -> Table:
-    """How and where the run was made."""
+    """Facts of the run: model, endpoint, command line and machine."""
     facts = {
         "model": f"{result.model} version {result.version or 'latest'}",
         "started": result.started,

@@ -32,8 +32,8 @@ of them, the tables tell; "S" is a stream error, "C" a connection error, PROTOCO
 
 (r) is remote: the peer has sent END_STREAM; (l) is local. That is the server's side. For a client streams are
 idle until it opens them, HEADERS of the server on an idle stream are C PROTOCOL, and the first HEADERS on an
-open one are the response's head; informational ones (1xx) are dropped. Sending on a stream that is gone does
-nothing, as it may have gone since the owner last looked. PRIORITY is checked and ignored in all states.
+open one are the response's head; informational ones (1xx) are dropped. Sending on a closed stream does
+nothing, as it may have closed since the owner last looked. PRIORITY is checked and ignored in all states.
 
 Flow control. Each DATA byte, padding too, counts against the windows of its stream and of the connection.
 `consumed` gives bytes back; WINDOW_UPDATE frames follow once a quarter of a window has been. A stream that
@@ -319,7 +319,7 @@ class Http2Connection:
                 self._check_expected(kind, flags, stream_id)
             if kind == DATA:
                 if flags & PADDED and start == end < after:
-                    # How much of it is data is told by its first byte.
+                    # Its first byte has the length of the padding.
                     needed += 1
                     break
                 self._receive_data(flags, stream_id, data, start, after, events)
@@ -477,7 +477,7 @@ class Http2Connection:
         return events
 
     def may_receive(self, stream_id: int) -> bool:
-        """Whether windows allow the peer to send more on a stream."""
+        """True if the flow-control windows allow the peer to send more on a stream."""
         stream = self._streams.get(stream_id)
         return (
             stream is not None
@@ -487,7 +487,7 @@ class Http2Connection:
         )
 
     def consumed(self, stream_id: int, count: int, grant: bool = True) -> None:
-        """Gives back received bytes that need no memory any more; streams that are gone have done so.
+        """Gives back received bytes that need no memory any more; closed streams have done so.
 
         Without `grant` only the connection's window has them, until the next call with it.
         """
@@ -563,7 +563,7 @@ class Http2Connection:
         if len(block) > self._limits.header_block_bytes:
             raise too_much(Reason.HEADER_BLOCK, "header block too long")
         try:
-            # Also if the stream is gone: the dynamic table is the connection's.
+            # Also if the stream is closed: the dynamic table is the connection's.
             headers = self._decoder.decode(block)
         except HeaderListBombError as error:
             raise too_much(Reason.HEADER_LIST, "header list too long") from error
@@ -819,11 +819,11 @@ class Http2Connection:
     # Streams
 
     def _is_idle(self, stream_id: int) -> bool:
-        """Whether a stream was not opened yet, or is none."""
+        """True if a stream was not opened yet, or the id is no client's (even)."""
         return stream_id > self._last_stream_id or stream_id & 1 == 0
 
     def _is_ignored(self, stream_id: int) -> bool:
-        """Whether frames of a stream that is gone may still be under way, or are not to be processed."""
+        """True if frames of a stream are ignored: this side reset it, or GOAWAY excludes it."""
         return stream_id in self._reset_here or stream_id > self._highest_taken
 
     def _drop(self, stream: Stream) -> None:
@@ -870,7 +870,7 @@ class Http2Connection:
 
     @property
     def can_open(self) -> bool:
-        """Whether `open_stream` may be called."""
+        """True if `open_stream` may be called."""
         return (
             not self.closed
             and not self._peer_goes_away
@@ -948,7 +948,7 @@ class Http2Connection:
         queue.end = end_stream
 
     def send_trailers(self, stream_id: int, pairs: Pairs) -> None:
-        """Sends trailers, once all data has gone, and ends this side of the stream."""
+        """Sends trailers, behind all queued data, and ends this side of the stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.queue is None:
             self.send_headers(stream_id, pairs, True)
@@ -1050,7 +1050,7 @@ class Http2Connection:
         self._out.append(pack_goaway(last, code, text))
 
     def take_output(self) -> list[Buffer]:
-        """What is to be sent now, in order; call again once it is sent, until there is nothing."""
+        """Takes the output to send now, in order; call it again after each send until it is empty."""
         if self._ready:
             self._pump(self._events)
         out = self._out
@@ -1068,7 +1068,7 @@ class Http2Connection:
 
 
 def too_slow(moved: int, waiting: int, least: int) -> bool:
-    """Whether too little has moved of what still waits: less than `least`, or nothing if less waits."""
+    """True if fewer than `least` bytes moved while as many wait, or none at all."""
     return not moved or moved < least <= waiting
 
 

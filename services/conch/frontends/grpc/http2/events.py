@@ -1,4 +1,4 @@
-"""What a connection tells its owner."""
+"""Events of a connection, for its owner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrailersReceived(Event):
 
 
 class StreamReset(Event):
-    """The peer reset a stream, or an error of the peer's made this side reset it; the stream is gone."""
+    """The peer reset a stream, or an error of the peer's made this side reset it; the stream is closed."""
 
     __slots__ = ("code", "stream_id")
 

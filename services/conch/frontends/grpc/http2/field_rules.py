@@ -1,4 +1,4 @@
-"""Which header lists are malformed (RFC 9113, sections 8.1 to 8.3)."""
+"""Checks for malformed header lists (RFC 9113, sections 8.1 to 8.3)."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class HeaderList:
 
     Attributes:
         pairs: Names and values; the first of them if the list is too large.
-        too_large: Whether the list is over the decoder's limit.
+        too_large: True if the list is over the decoder's limit.
         note: Free for the reader of the list, None at first. A connection's usual lists come again as the
             same object, so that what was made of one can be kept here.
     """

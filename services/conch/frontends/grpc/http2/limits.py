@@ -19,7 +19,7 @@ PERIODS_S = 10
 
 
 class Reason(StrEnum):
-    """Why a connection was closed; the label of a counter."""
+    """Reason for which a connection was closed; a label of a counter."""
 
     PREFACE = "preface"
     PROTOCOL = "protocol"
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 
 class ConnectionViolation(Exception):
-    """A connection error (section 5.4.1): what GOAWAY says, and why."""
+    """A connection error (section 5.4.1): code and text of GOAWAY, and the reason to count."""
 
     def __init__(self, code: ErrorCode, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class ConnectionViolation(Exception):
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What this side announces."""
+    """Windows and SETTINGS that this side announces."""
 
     initial_window: int = 4 * 2**20
     connection_window: int = 64 * 2**20
@@ -71,7 +71,7 @@ class LocalSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a peer may do before its connection is closed with ENHANCE_YOUR_CALM."""
+    """Limits of a peer; above one its connection is closed with ENHANCE_YOUR_CALM."""
 
     continuations: int = 8
     header_block_bytes: int = 65_536

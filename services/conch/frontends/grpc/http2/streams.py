@@ -11,7 +11,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SendQueue:
-    """What a stream is to send once windows allow it."""
+    """Data and trailers of a stream that wait for its flow-control windows."""
 
     __slots__ = ("_buffers", "_position", "count", "end", "trailers")
 

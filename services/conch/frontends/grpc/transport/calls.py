@@ -47,7 +47,7 @@ _NO_BUFFERS: tuple[Buffer, ...] = ()
 
 
 class CallConnection(Protocol):
-    """What a call needs of its connection; methods are of the loop's thread.
+    """Connection of a call, as the call uses it; methods are for the loop's thread.
 
     Attributes:
         peer: The client's address.
@@ -139,7 +139,7 @@ class Call:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; None without a policy."""
+        """The client's grant by the access policy; None without a policy."""
         return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
 
     @access.setter
@@ -170,7 +170,7 @@ class Call:
         """Drops the entry: the requests of a stream share its trailing metadata."""
 
     def is_late(self, now_ns: int) -> bool:
-        """Whether the client's deadline is near or over; False for the shortest, which may be an attack."""
+        """True if half of the client's timeout is over; False for very short ones, which may be an attack."""
         timeout_ns = self._head.timeout_ns or 0
         deadline_ns = self.deadline_at_ns or 0
         return timeout_ns >= _LEAST_PATIENCE_NS and now_ns >= deadline_ns - timeout_ns // 2
@@ -188,17 +188,17 @@ class Call:
 
     @property
     def begun(self) -> bool:
-        """Whether headers have been sent before the end."""
+        """True if the response's headers were sent apart from its end."""
         return False
 
     @property
     def full(self) -> bool:
-        """Whether what arrives is withheld, as a message waits for its reader."""
+        """True if a message waits for its reader, so that further data is not passed on."""
         return False
 
     @property
     def wanted(self) -> bool:
-        """Whether the next message goes to its handler at once."""
+        """True if the next message goes to its handler at once."""
         return True
 
     @property
@@ -207,7 +207,7 @@ class Call:
         return 0 if self._reader is None else self._reader.held
 
     def room(self) -> memoryview | None:
-        """Where the next bytes of a long message belong, see `MessageReader.room`."""
+        """Memory for the next bytes of a long message, see `MessageReader.room`."""
         return None if self._reader is None else self._reader.room()
 
 
@@ -309,7 +309,7 @@ class UnaryCall(Call):
         self._abort_unread(error.status, str(error))
 
     def cancelled(self) -> None:
-        """Ends the call: its client has cancelled it or is gone, or its deadline is over."""
+        """Ends the call: its client cancelled it or disconnected, or its deadline is over."""
         self.ended = True
         self._reader = None
         if not self._taken:
@@ -451,17 +451,17 @@ class StreamCall(Call, Reader):
 
     @property
     def full(self) -> bool:
-        """Whether a message waits for `read_next`."""
+        """True if a message waits for `read_next`."""
         return bool(self._inbox)
 
     @property
     def wanted(self) -> bool:
-        """Whether `read_next` waits for a message."""
+        """True if `read_next` waits for a message."""
         return self._wanted and not self._inbox
 
     @property
     def begun(self) -> bool:
-        """Whether the headers have been sent."""
+        """True if the headers have been sent."""
         return self._started
 
     def receive(self, data: bytes, start: int, end: int) -> None:
@@ -525,7 +525,7 @@ class StreamCall(Call, Reader):
         self._deliver()
 
     def cancelled(self) -> None:
-        """Ends the stream: its client has cancelled it or is gone, or its deadline is over."""
+        """Ends the stream: its client cancelled it or disconnected, or its deadline is over."""
         on_cancel = self._on_cancel
         self.finish()
         if on_cancel is not None:
@@ -625,7 +625,7 @@ class StreamCall(Call, Reader):
 
     @property
     def behind(self) -> bool:
-        """Whether its client has too much to read."""
+        """True if the client has too many bytes to read."""
         return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:

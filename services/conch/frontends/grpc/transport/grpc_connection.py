@@ -120,7 +120,7 @@ class GrpcConnection:
     """One connection.
 
     Args:
-        port: What all connections share.
+        port: State that all connections of the port share.
         wire: The socket.
         peer: The client's address, such as ``ipv4:127.0.0.1:50000``.
 
@@ -249,7 +249,7 @@ class GrpcConnection:
 
     @property
     def has_calls(self) -> bool:
-        """Whether calls are open."""
+        """True if calls are open."""
         return bool(self._calls)
 
     def ping(self, payload: bytes) -> None:
@@ -258,7 +258,7 @@ class GrpcConnection:
         self.loop.flush_later(self)
 
     def calm(self, text: str) -> None:
-        """Ends the connection of a client that asks too much."""
+        """Closes the connection with ENHANCE_YOUR_CALM, for too many pings."""
         if not self._http2.closed:
             self._port.closed["pings"] += 1
             self._http2.fail(ErrorCode.ENHANCE_YOUR_CALM, text)
@@ -291,7 +291,7 @@ class GrpcConnection:
                 self._send_blocked()
             if events & ~EPOLLOUT:
                 self._read()
-        except OSError:  # the client is gone
+        except OSError:  # the client disconnected
             self.close()
 
     def _shake_hands(self) -> bool:
@@ -334,7 +334,7 @@ class GrpcConnection:
         self.loop.flush_later(self)
 
     def _overloaded(self) -> bool:
-        """Whether too many headers and resets wait to be sent for more to be received."""
+        """True if too many unsent headers and resets are queued for the connection to be read."""
         return self._http2.output_head_bytes > _MOST_HEAD_BYTES
 
     def _read_pending(self) -> None:
@@ -585,7 +585,7 @@ class GrpcConnection:
             self._calls[stream_id].half_close()
 
     def _has_unread_answers(self) -> bool:
-        """Whether too much of what is queued are answers of unary calls; streams have bounds of their own."""
+        """True if unary calls have too many queued response bytes; streams have bounds of their own."""
         streams = sum(
             self._http2.unsent(each) for each, call in self._calls.items() if isinstance(call, StreamCall)
         )
@@ -677,14 +677,14 @@ class GrpcConnection:
     # --- sending -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Sends what there is."""
+        """Sends the pending output of HTTP/2, as far as the socket takes it."""
         if self._blocked or self._state in (State.HANDSHAKE, State.CLOSED, State.LINGERING):
             return
         try:
             while output := self._http2.take_output():
                 if not self._send(output):
                     return
-        except OSError:  # the client is gone
+        except OSError:  # the client disconnected
             self.close()
             return
         self._has_sent()
@@ -788,7 +788,7 @@ class GrpcConnection:
 
 
 def _rest(buffers: list[Buffer], count: int) -> list[Buffer]:
-    """What is left of buffers of which so many bytes are sent."""
+    """Unsent remainder of `buffers` after `count` sent bytes."""
     for index, buffer in enumerate(buffers):
         size = buffer.nbytes if type(buffer) is memoryview else len(buffer)
         if count < size:

@@ -22,7 +22,7 @@ class KeepAliveTimes:
     Attributes:
         every_ns: Time without anything received after which the server pings.
         timeout_ns: Time to wait for the answer.
-        without_calls: Whether connections without calls are pinged, and may be.
+        without_calls: True to ping connections without calls, and to allow clients to.
         client_least_ns: Least time between a client's pings while nothing is sent to it.
         client_strikes: Pings that may come sooner.
     """
@@ -38,14 +38,14 @@ class Pinged(Protocol):
     """The connection.
 
     Attributes:
-        answers: Number of answers and messages sent, and of times that more of them could be.
+        answers: Incremented when response bytes are written or become writable; clients may ping then.
     """
 
     answers: int
 
     @property
     def has_calls(self) -> bool:
-        """Whether calls are open."""
+        """True if calls are open."""
 
     def after(self, name: str, delay_ns: int, work: Callable[[], None]) -> None:
         """Schedules work."""

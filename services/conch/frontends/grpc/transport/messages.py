@@ -64,7 +64,7 @@ class MessageReader:
         encoding: Compression of messages that are marked as compressed.
 
     Attributes:
-        failure: Why no further message can be taken; None if it can.
+        failure: Error after which no message is taken; None for none.
     """
 
     __slots__ = ("_buffer", "_compressed", "_encoding", "_filled", "_most_bytes", "_parts", "_size",
@@ -82,7 +82,7 @@ class MessageReader:
 
     @property
     def empty(self) -> bool:
-        """Whether no message has begun."""
+        """True if no message has begun."""
         return self._size < 0 and not self._parts
 
     @property
@@ -128,7 +128,7 @@ class MessageReader:
         return stop
 
     def _wrong(self, flag: int, size: int) -> MessageError | None:
-        """What is wrong with a prefix: the message is too large, or its compression unknown."""
+        """Error of a message's prefix: a message too large, or an unknown compression; None for none."""
         if flag > 1:
             return MessageError(13, f"a message begins with {flag}, which is no compression flag")
         if flag == 1 and self._encoding == "identity":
@@ -148,7 +148,7 @@ class MessageReader:
         self._buffer = grown
 
     def room(self) -> memoryview | None:
-        """Where the next bytes of a long message belong; None if they are to be given to `feed`."""
+        """Memory for the next bytes of a long message; None if they go to `feed`."""
         if self._buffer is None:
             return None
         if self._filled == len(self._buffer):

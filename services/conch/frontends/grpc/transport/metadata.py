@@ -68,7 +68,7 @@ class RefusedRequestError(Exception):
 
 
 class RequestHead:
-    """What a call's headers say; shared by all calls with the same block of headers.
+    """Request headers of a call, parsed; shared by all calls with the same header block.
 
     Attributes:
         path: Such as ``/package.Service/Method``.
@@ -112,7 +112,7 @@ class RequestHead:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """Whether it is ``application/grpc``, with or without a message format or parameters."""
+    """True for ``application/grpc``, with or without a message format or parameters."""
     lowered = content_type.lower()
     return lowered.startswith(b"application/grpc") and lowered[16:17] in (b"", b"+", b";")
 

@@ -1,4 +1,4 @@
-"""What the connections of one port share."""
+"""State that the connections of one port share."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class PortOptions:
 
     Attributes:
         most_message_bytes: Limit of a client's message.
-        settings: What HTTP/2 tells clients.
-        limits: What clients may cost.
+        settings: HTTP/2 settings that clients get.
+        limits: Limits of a client's frames.
         keep_alive: Pings.
         age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
         age_grace_ns: Time of calls after that; 0 for no limit.
         most_connections: Limit of connections; further ones are closed at once.
-        most_received_bytes: Limit of what is received of messages that no handler has yet.
+        most_received_bytes: Limit of received bytes of messages that no handler has yet.
         least_rate: Bytes a second that a client has to send of a message, or to read of its answers.
     """
 
@@ -62,7 +62,7 @@ class PortConnection(Protocol):
 
 
 class PortState:
-    """What the connections of one port share; changed on the loop's thread, once the port serves.
+    """State that the connections of one port share; changed on the loop's thread once the port serves.
 
     Attributes:
         loop: The loop of their sockets.
@@ -75,7 +75,7 @@ class PortState:
         decompressing: Threads that decompress messages.
         closed: Number of connections that were closed because of their clients, by reason.
         ended: Number of calls that were ended because of their clients, by reason.
-        received: What is received of messages that no handler has yet.
+        received: Received bytes of messages that no handler has yet.
     """
 
     loop: IoLoop

@@ -37,7 +37,7 @@ class HoldingCall(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """Whether the next message goes to a handler at once."""
+        """True if the next message goes to a handler at once."""
 
 
 class ReceivedBytes:
@@ -46,7 +46,7 @@ class ReceivedBytes:
     Attributes:
         most: The bound.
         total: The bytes.
-        crowded: Whether only the oldest message's stream has its window enlarged.
+        crowded: True if only the oldest message's stream has its window enlarged.
     """
 
     def __init__(self, most: int) -> None:
@@ -89,7 +89,7 @@ class ReceivedBytes:
         self._waiting.discard(holder)
 
     def is_oldest(self, call: HoldingCall) -> bool:
-        """Whether the call has the oldest message."""
+        """True if the call has the oldest incomplete message of the port."""
         return next(iter(self._partial), None) is call
 
     def oldest_of(self, holder: Holder) -> int:
@@ -98,7 +98,7 @@ class ReceivedBytes:
         return 0 if oldest is None or self._partial[oldest] is not holder else oldest.stream_id
 
     def refuses(self, call: HoldingCall) -> bool:
-        """Whether what the call has brought is too much."""
+        """True if the port is over its bound and the call is not the one that may complete its message."""
         return self.total > self.most and not (call.wanted and self.is_oldest(call))
 
     def _release(self) -> None:

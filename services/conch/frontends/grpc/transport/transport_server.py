@@ -86,7 +86,7 @@ class Server:
         options: Limits.
         shared_loop: Has the loop of its sockets; held from start to stop.
         clock: Monotonic time in nanoseconds.
-        reuse_port: Whether other processes may listen on the same port.
+        reuse_port: True if other processes may listen on the same port.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Listener:
     Args:
         port: The port, whose limit of connections holds.
         bound: The socket.
-        accept: Takes a connection and its client's address; may raise OSError if the client is gone.
+        accept: Takes a connection and its client's address; may raise OSError if the client disconnected.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Listener:
                 port.closed["connections"] += 1
                 accepted.close()
                 continue
-            with suppress(OSError):  # the client is gone
+            with suppress(OSError):  # the client disconnected
                 self._accept(accepted, _peer(accepted, address))
 
     def close(self) -> None:
@@ -341,7 +341,7 @@ def _tcp_socket(
 def _unix_socket(path: str) -> socket.socket:
     with suppress(OSError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)  # of a server that is gone; a living one loses its clients, as with gRPC
+            os.unlink(path)  # of a server that ended; a running one loses its clients, as with gRPC
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)

@@ -90,7 +90,7 @@ class Item(NamedTuple):
         body: Encoded body; None for a final marker.
         status: HTTP status.
         final: True for the last response.
-        retry_after_ms: When another try makes sense, for an error of which that is known.
+        retry_after_ms: Milliseconds after which to retry, for an error that has such a time.
     """
 
     body: bytes | None

@@ -49,11 +49,11 @@ def head_length(value: bytes) -> int:
 
 
 class InferHead(NamedTuple):
-    """What the headers of an infer request say.
+    """Headers of an infer request, parsed.
 
     Attributes:
-        packed: Whether the body is compressed.
-        json_size: Length of the JSON; None for the whole body.
+        packed: True if the body is compressed.
+        json_size: Length of the JSON in bytes; None for the whole body.
         encoding: Compression of the response, or None.
     """
 
@@ -62,7 +62,7 @@ class InferHead(NamedTuple):
     encoding: bytes | None
 
     def is_short(self, size: int) -> bool:
-        """Whether a body of this size takes so little time that an event loop may decode it."""
+        """True if a body of `size` bytes is so quick to decode that an event loop may do it."""
         json_size = size if self.json_size is None else self.json_size
         return size <= QUICK_BODY and json_size <= QUICK_BYTES and not self.packed
 
@@ -96,7 +96,7 @@ def read_head(fields: Mapping[bytes, bytes], length: int | None, most_bytes: int
 
 
 UNREAD_HEAD = InferHead(False, None, None)
-"""Of a request whose headers are not read yet."""
+"""Head of a request whose headers are not read yet."""
 
 
 def unpacked_body(body: memoryview, head: InferHead, length: int | None, most_bytes: int) -> memoryview:
@@ -134,12 +134,12 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
 
 
 class _Template(RequestTemplate):
-    """What HTTP requests with equal JSON share.
+    """Parts that HTTP requests with equal JSON share.
 
     Attributes:
-        spans: Begin and end of each input behind the JSON.
-        size: Size of all inputs.
-        wanted: Which outputs are sent as binary.
+        spans: Begin and end of each input behind the JSON, in bytes.
+        size: Bytes of all inputs.
+        wanted: Outputs that are sent as binary.
     """
 
     __slots__ = ("size", "spans", "wanted")

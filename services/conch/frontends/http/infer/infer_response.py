@@ -95,9 +95,9 @@ class ResponseEncoder:
         Args:
             request: The answered request.
             response: A response without an error.
-            wanted: Which outputs are sent in binary form.
+            wanted: Outputs that are sent in binary form.
             encoding: Compresses the body; None for not.
-            quick: Whether the thread must not compute for long: a long body is compressed later.
+            quick: True if the thread must not compute for long: a long body is compressed later.
 
         Returns:
             The reply, or with `quick` a slow function that compresses it.
@@ -229,7 +229,7 @@ def write_elements(tensor: Tensor, parts: list[bytes], quick: bool = False) -> N
     Args:
         tensor: The tensor.
         parts: Gets what is written.
-        quick: Whether the thread must not compute for long.
+        quick: True if the thread must not compute for long.
 
     Raises:
         InvalidArgumentError: JSON has nothing for the datatype.

@@ -63,9 +63,9 @@ class InferCall:
         exchange: The HTTP request.
         model_name: Model name in the path.
         version: Version in the path, or empty.
-        received_ns: When the request arrived.
+        received_ns: Time of the request's arrival.
         model: The model, if already resolved.
-        head: What its headers say.
+        head: Its headers, parsed.
         wanted: Outputs to send as binary.
         request: The core request, from before it is submitted until its reply is sent.
     """

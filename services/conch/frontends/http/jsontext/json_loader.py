@@ -30,8 +30,8 @@ def load(text: Buffer, pairs: bool = False, quick: bool = False) -> Any:
 
     Args:
         text: The text.
-        pairs: Whether objects come as `Pairs`; those in arrays do not always.
-        quick: Whether the thread must not compute for long; for the event loop.
+        pairs: True if objects come as `Pairs`; those in arrays do not always.
+        quick: True if the thread must not compute for long; for the event loop.
 
     Raises:
         JsonSyntaxError: It is no JSON.

@@ -210,7 +210,7 @@ def scan(text: Buffer, pairs: bool = False) -> Any:
 
     Args:
         text: The text.
-        pairs: Whether objects become `Pairs` instead of `dict`.
+        pairs: True if objects become `Pairs` instead of `dict`.
 
     Raises:
         JsonSyntaxError: It is not JSON.
