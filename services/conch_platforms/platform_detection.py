@@ -46,7 +46,7 @@ class DetectedPlatform:
     Attributes:
         platform: A choice of ``--platform``; empty for none.
         title: The platform's name.
-        reason: Variable or directory by which it was recognised.
+        reason: Setting, variable or directory that selected it.
         defaults: Defaults by key of the setting.
         warnings: Variables without effect.
     """
@@ -82,7 +82,7 @@ def detect_platform(environment: Mapping[str, str], given: Mapping[str, Any], di
 
 
 def _chosen(defaults: PlatformDefaults) -> tuple[str, str]:
-    """The platform and how it was recognised; empty for none."""
+    """The platform, and the setting, variable or directory that selected it; empty for none."""
     asked = defaults.given.get("platform", "auto")
     if asked != "auto":
         return ("", "") if asked == "none" else (asked, "--platform")
