@@ -542,8 +542,8 @@ def check_waits(checkout: Checkout) -> Iterator[str]:
     for module in checkout.tests:
         for call in bad_waits(module.tree, events_of(module.tree)):
             yield (
-                f"{module.where}:{call.lineno}: {ast.unparse(call)}: wait for a state, up to PATIENCE_S; a limit "
-                f"that is to pass is at most {_SHORT_S} s, and not asserted on"
+                f"{module.where}:{call.lineno}: {ast.unparse(call)}: wait for a state, up to PATIENCE_S; a "
+                f"limit that is to pass is at most {_SHORT_S} s, and not asserted on"
             )
 
 

@@ -348,11 +348,7 @@ def _kill_one(server: ServerProcess, clients: _Clients, dice: random.Random) -> 
     return doomed
 
 
-<<<<<<< HEAD
-@pytest.mark.timeout(1800 + 10 * KILLS)
-=======
 @pytest.mark.timeout(1200 + 60 * KILLS)
->>>>>>> testsb
 def test_front_kills(tmp_path: Path, grpc_is_warm: None) -> None:
     _write_models(tmp_path)
     dice = random.Random(KILLS)

@@ -26,11 +26,7 @@ NOTICE_S = 0.2
 DELAY_S = 0.7
 
 
-<<<<<<< HEAD
-@pytest.mark.timeout(1800 + 30 * STOPS)
-=======
 @pytest.mark.timeout(1200 + 60 * STOPS)
->>>>>>> testsb
 def test_stops_lose_nothing_while_endpoints_are_removed(tmp_path: Path, grpc_is_warm: None) -> None:
     lost: list[tuple[Path, tuple[str, str]]] = []
 
