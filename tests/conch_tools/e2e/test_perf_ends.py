@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.known_peers import http_peer
-from tests.support.servers import CONCH, WAIT_S, client_of, copy_example, eventually, past_deadline, serving
+from tests.support.servers import CONCH, WAIT_S, client_of, copy_example, eventually, serving
+from tests.support.waiting import given_time
 
 from conch_tools.connection import parse_url
 from conch_tools.perf.load.coordinator import LoadOutcome, run_load
@@ -37,7 +38,7 @@ def test_a_process_that_is_lost_is_told_of_and_the_others_count(number: signal.S
         begun.append(time.monotonic())
         return "200 OK"
 
-    def run(grace_s: float) -> None:
+    def run(grace_s: float) -> bool:
         lasted = list[float]()
 
         def lose(counts: Slice) -> None:
@@ -49,6 +50,7 @@ def test_a_process_that_is_lost_is_told_of_and_the_others_count(number: signal.S
 
         begun.clear()
         ends.append((run_load(plan, 2, lose, grace_s=grace_s), lasted[0]))
+        return len(ends[-1][0].lost) == 1  # the other process has ended in time
 
     with http_peer(answer) as peer:
         plan = Plan(
@@ -61,8 +63,7 @@ def test_a_process_that_is_lost_is_told_of_and_the_others_count(number: signal.S
             connections=4,
             seconds=4,
         )
-        # The other process has to end within the time after which the stopped one is given up.
-        past_deadline(run, lambda: len(ends[-1][0].lost) == 1, 1.0)
+        given_time(run, 1.0)
     found, lasted_s = ends[-1]
     (lost,) = found.lost
     assert told in lost

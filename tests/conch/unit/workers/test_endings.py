@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.core import Answers
-from tests.support.servers import past_deadline
+from tests.support.waiting import given_time
 from tests.support.workers import model_spec, request_of, worker
 
 from conch.core.clock import monotonic_ns
@@ -179,17 +179,13 @@ def test_the_end_of_a_worker_comes_after_its_responses(
 
 @pytest.mark.parametrize("source", [PLAIN, GENERATOR], ids=["plain", "generator"])
 def test_the_end_of_a_worker_that_hangs_comes_after_its_responses(tmp_path: Path, source: str) -> None:
-    ends: list[list[tuple[list[float], ConchError | None]]] = []
-
-    def end(limit_s: float) -> None:
+    def end(limit_s: float) -> bool:
         with model(tmp_path / str(limit_s), source, "worker", LIMIT.format(limit_s)) as served:
-            clients = [submit(served, "hang"), submit(served, "")]
-            ends.append([client.got() for client in clients])
+            clients = [submit(served, how) for how in ("hang", "")]
+            (values, error), others = (client.got() for client in clients)
+            later, _ = submit(served, "raise").got()
+        assert type(error) is DeadlineExceededError
+        # Else the limit has also ended what does not hang.
+        return values == later == ALL and others == (ALL, None)
 
-    def in_time() -> bool:
-        """Whether everything but the hanging was done within the limit."""
-        (values, _), others = ends[-1]
-        return values == ALL and others == (ALL, None)
-
-    past_deadline(end, in_time, 1.0)
-    assert type(ends[-1][0][1]) is DeadlineExceededError
+    given_time(end, 1.0)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.core import Answers
-from tests.support.servers import WAIT_S, eventually, past_deadline
+from tests.support.servers import WAIT_S, eventually
+from tests.support.waiting import given_time
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spec, request_of
 
 from conch.backends.python.python_settings import Settings
@@ -320,10 +321,10 @@ def test_a_worker_that_can_not_be_warmed_up_does_not_serve(tmp_path: Path, hurdl
 
 
 def test_a_worker_whose_warm_up_hangs_does_not_serve(tmp_path: Path) -> None:
-    flag, outputs = tmp_path / "flag", list[int]()
+    flag = tmp_path / "flag"
     hurdle = f"if os.path.exists({str(flag)!r}): time.sleep(1000)"
 
-    def serve(limit_s: float) -> None:
+    def serve(limit_s: float) -> bool:
         (directory := tmp_path / str(limit_s)).mkdir()
         limits = {"CONCH_MAX_EXECUTION_SECONDS": str(limit_s)}
         # Errors are those of a machine on which the model takes that long without the hurdle too.
@@ -333,10 +334,11 @@ def test_a_worker_whose_warm_up_hangs_does_not_serve(tmp_path: Path) -> None:
             says = "failed to run warmup sample 'w': .*lasted longer than the "
             eventually(lambda: re.search(says, instance.worker().reason), "it is said why")
             flag.unlink()
-            outputs.append(_output(instance))
+            assert _output(instance) == 4
+            return True
+        return False
 
-    past_deadline(serve, lambda: outputs, 0.5)
-    assert outputs == [4]
+    given_time(serve, 0.5)
 
 
 def test_closing_ends_a_warm_up(tmp_path: Path) -> None:
