@@ -65,7 +65,7 @@ TRICKLE_S = 0.5
 MOST_RECEIVED, BEGUN, MANY = (64 << 20) + 4096, 2 << 20, 100
 """A bound of received messages, bytes of each message that is begun, and connections that begin one."""
 
-MOST_S = 5.0
+MOST_S = 2.0
 """Processor time that the server may take for others while a health check beside an attack waits."""
 
 AT_ONCE = 200

@@ -36,7 +36,7 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 HANGING = [f"hangs{number}" for number in range(32)]
 """As many as a front end lets load at a time."""
 
-MOST_S = 2.0
+MOST_S = 0.5
 """Processor time that the server may take for others while a health check waits."""
 MODEL = """
 import time
