@@ -17,8 +17,20 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-airflow test-mlflow test-failed faults lint ratchet type format proto settings \
+.PHONY: setup serve wheel image test test-all test-pythons test-airflow test-mlflow test-failed faults lint ratchet type format proto settings \
 	docs bench bench-setup clean
+
+# What is there was made with another Python than the one that is asked for: it is not used in its place.
+ifneq ($(origin PYTHON),file)
+ifneq ($(wildcard $(BIN)/python),)
+version = $(shell $(1) -c 'import platform; print(platform.python_version())')
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+ifneq ($(MAKECMDGOALS),clean)
+$(error $(VENV) is of Python $(call version,$(BIN)/python), $(PYTHON) is $(or $(call version,$(PYTHON)),none that runs): remove $(VENV) first)
+endif
+endif
+endif
+endif
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +76,10 @@ test-all: $(STAMP) $(NATIVE_STAMP)
 	-bash tests/setup_browser.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
+
+# The quick tests on each Python that is here, or on those that PYTHONS names; in minutes for each.
+test-pythons:
+	$(PYTHON) scripts/test_pythons.py $(PYTHONS)
 
 # Apart from the others, as their environments take minutes to make. Where they are, `test-all` runs these tests too.
 test-airflow: $(STAMP)
