@@ -21,8 +21,20 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup serve wheel release image test test-all test-rest test-environments test-processes test-grpcio test-release \
-	test-installs test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto settings \
-	docs bench bench-setup clean
+	test-pythons test-installs test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto \
+	settings docs bench bench-setup clean
+
+# What is there was made with another Python than the one that is asked for: it is not used in its place.
+ifneq ($(origin PYTHON),file)
+ifneq ($(wildcard $(BIN)/python),)
+version = $(shell $(1) -c 'import platform; print(platform.python_version())')
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+ifneq ($(MAKECMDGOALS),clean)
+$(error $(VENV) is of Python $(call version,$(BIN)/python), $(PYTHON) is $(or $(call version,$(PYTHON)),none that runs): remove $(VENV) first)
+endif
+endif
+endif
+endif
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -85,7 +97,11 @@ test-grpcio: $(STAMP)
 	$(GRPCIO) $(PYTEST) $(GRPCIO_CACHE) $(GRPC_TESTS)
 
 # By hand, once for each issue: what runs long and rarely fails.
-test-release: test-installs test-airflow test-mlflow
+test-release: test-pythons test-installs test-airflow test-mlflow
+
+# The quick tests on each Python that is here, or on those that PYTHONS names; in minutes for each.
+test-pythons:
+	$(PYTHON) scripts/test_pythons.py $(PYTHONS)
 
 # Apart from the others, as their environments take minutes to make. Where they are, `test-all` runs these tests too.
 test-airflow: $(STAMP)
