@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from tests.support.servers import eventually
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from conch_control.lifecycle.agent import Agent
 
 S = 1_000_000_000
+T = TypeVar("T")
 MB = 1 << 20
 """What a small model counts."""
 
@@ -71,25 +72,25 @@ def ask(site: Site, name: str, deadline_s: float | None = None) -> ConchError | 
     return resident(lambda: site.send(name), lambda: ends_ns).error()
 
 
-def served(send: Callable[[], Answer]) -> Answer:
-    """Sends a request again until its model was loaded within the limit, which a busy machine may exceed.
+def in_time(act: Callable[[], T]) -> T:
+    """Does something again while its model was not loaded within the limit, which a busy machine may exceed.
 
-    The load goes on meanwhile. Errors other than that of the limit are the caller's.
+    Errors other than that of the limit are the caller's.
     """
-    found: list[Answer] = []
+    found: list[T] = []
 
-    def is_loaded() -> bool:
+    def is_done() -> bool:
         with suppress(UnavailableError):
-            found.append(resident(send))
+            found.append(act())
         return bool(found)
 
-    eventually(is_loaded, "the model is loaded")
+    eventually(is_done, "the model is loaded")
     return found[0]
 
 
 def ask_for(site: Site, name: str) -> ConchError | None:
     """As `ask`, for as long as it takes."""
-    return served(lambda: site.send(name)).error()
+    return in_time(lambda: resident(lambda: site.send(name))).error()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -184,7 +185,7 @@ def test_a_live_sequence_keeps_its_model(site: Site) -> None:
     site.model("sequences", config=f"{CONFIG} sequence_batching {{ }}")
     site.model("b")
     on_demand(site, models=1, cold_start_timeout_s=0.2)
-    begun = served(lambda: site.send_in_sequence("sequences", 1, start=True))
+    begun = in_time(lambda: resident(lambda: site.send_in_sequence("sequences", 1, start=True)))
     assert begun.error() is None
     with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
         ask_for(site, "b")
@@ -232,7 +233,7 @@ def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:
     site.model("a", {1: "slow"})
     site.model("b")
     on_demand(site, models=1, cold_start_timeout_s=0.2)
-    running = served(lambda: site.send("a"))
+    running = in_time(lambda: resident(lambda: site.send("a")))
     assert site.backend.waiting.acquire(timeout=WAIT_S)
     with pytest.raises(ResourceExhaustedError, match=r"no memory for model 'b' within 0\.2 s .*'a' has 1 MB"):
         ask_for(site, "b")
@@ -316,12 +317,12 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
         site.model(name)
     site.model("c", config=parameter("CONCH_PINNED", "true"))
     agent = on_demand(site, models=1, cold_start_timeout_s=0.2)
-    agent.load("a", {})
+    in_time(lambda: agent.load("a", {}))
     with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
         ask_for(site, "b")
     agent.unload("a", False)
     assert ask_for(site, "b") is None
-    agent.load("a", {"conch_pin": False})
+    in_time(lambda: agent.load("a", {"conch_pin": False}))
     assert ask_for(site, "b") is None
     assert ask_for(site, "c") is None
     with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
