@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from conch.core.tensor import Tensor
-from conch.workers.protocol.channel import Kind, PacketChannel
-from conch.workers.protocol.tensors import BlockTensor, MessageStream, StableTensor
+from conch.ipc.channel import Kind, PacketChannel
+from conch.ipc.tensors import BlockTensor, MessageStream, StableTensor
 
 SIZES = (40_000, 100_000, 200_000, 400_000, 600_000, 1_000_000, 4_000_000)
 ROUNDS, REQUESTS = 6, 100

@@ -29,14 +29,14 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
+from conch.ipc.channel import Kind, PacketChannel
+from conch.ipc.codec import encode_requests
+from conch.ipc.spec_json import Library
+from conch.ipc.tensors import MessageStream
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.native_model import NativeInstance, NativeModel
 from conch.workers.host.response_writer import ResponseWriter
 from conch.workers.host.worker_loop import HostedInstance
-from conch.workers.protocol.channel import Kind, PacketChannel
-from conch.workers.protocol.codec import encode_requests
-from conch.workers.protocol.spec_json import Library
-from conch.workers.protocol.tensors import MessageStream
 
 SCENES = ((1, 16), (8, 16), (1, 150_000))
 """Requests of a batch, and floats of each."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from conch.cli.settings.settings_reference import docs_text, keywords_text
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = {"docs/settings.md": docs_text, "services/conch/api/server_keywords.py": keywords_text}
+FILES = {"docs/settings.md": docs_text, "services/conch_api/server_keywords.py": keywords_text}
 
 
 def main() -> None:

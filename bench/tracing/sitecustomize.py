@@ -26,7 +26,7 @@ _OURS = ("/services/conch/", "/control/conch_control/")
 _STACKS = 200
 """Calls of each function at which the stack is counted, which takes longer than the rest."""
 _LIFTED: dict[str, dict[str, float]] = {
-    "conch.core.io_loop": {"_BUDGET_NS": 1 << 60, "_MOST_PAUSE_NS": 1 << 60, "_TICK_S": 3600.0},
+    "conch.ipc.loop": {"_BUDGET_NS": 1 << 60, "_MOST_PAUSE_NS": 1 << 60, "_TICK_S": 3600.0},
     "conch.core.execution.runner": {"FAST_NS": 1 << 60},
     "conch.backends.python.calls.bls_call": {"FIRST_POLL_S": 3600.0},
     "conch.workers.host.host_reader": {"_TICK_S": 3600.0},

@@ -15,8 +15,8 @@ from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
 from conch.core.file_checks import load_file_checks
-from conch.core.option import FlagError
 from conch.process.gpu_discovery import find_gpus
+from conch.settings.option import FlagError
 from conch.workers.backend_directory import backends_within
 from conch.workers.python_based import based_names
 from conch.workers.supervision.output_pipes import printed

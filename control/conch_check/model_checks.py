@@ -27,15 +27,6 @@ from conch_check.static_checks import (
     ineffective_settings,
     read_python,
 )
-from conch_control.canary.rollout_file import (
-    Declaration,
-    Rollout,
-    declaration_doubts,
-    parse_toml,
-)
-from conch_control.canary.rollout_file import (
-    read_text as read_utf8,
-)
 from conch_control.config.instance_groups import resolving_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import assemble_spec, read_extras
@@ -62,6 +53,15 @@ from conch_control.repository.layout import (
     variant_path,
 )
 from conch_control.repository.source import ModelSource
+from conch_control.rollout.rollout_file import (
+    Declaration,
+    Rollout,
+    declaration_doubts,
+    parse_toml,
+)
+from conch_control.rollout.rollout_file import (
+    read_text as read_utf8,
+)
 
 log = logging.getLogger(__name__)
 

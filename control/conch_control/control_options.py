@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from conch.core.option import SECRET_OPTION, FlagError, nested, option
-from conch.core.value_types import (
+from conch.settings.option import SECRET_OPTION, FlagError, nested, option
+from conch.settings.value_types import (
     BOOL,
     DIRECTORY,
     DURATION,

@@ -24,15 +24,15 @@ from conch.core.errors import (
 )
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport, RolloutTransition
-from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.agent_api import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
-from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
+from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_rollouts import FleetRollouts
 from conch_fleet.fleet_server import FleetMember
@@ -50,7 +50,7 @@ _VERSION = 1
 
 
 class Fleet:
-    """Implements `AgentPort` for several servers; closes their agents.
+    """Implements `AgentApi` for several servers; closes their agents.
 
     Args:
         agents: The servers, as `rules.servers`.
@@ -83,7 +83,7 @@ class Fleet:
         self._stopped = False
         self._events = EventLog(wall_seconds)
         self._agents = {agent.target: agent for agent in agents}
-        self.canary = FleetRollouts(agents, self, lease_s, state_directory, clock)
+        self.rollout_control = FleetRollouts(agents, self, lease_s, state_directory, clock)
         self._thread = threading.Thread(target=self._pass_time, name="conch-fleet", daemon=True)
 
     @property
@@ -93,7 +93,7 @@ class Fleet:
 
     def start(self) -> None:
         """Starts to follow the servers."""
-        self.canary.start()
+        self.rollout_control.start()
         self._thread.start()
         for member in self._members.values():
             member.start()
@@ -103,7 +103,7 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self.canary.stop()
+        self.rollout_control.stop()
         self._events.wake()
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Fleet:
         self.stop()
         for member in self._members.values():
             member.close()
-        self.canary.close()
+        self.rollout_control.close()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -126,7 +126,7 @@ class Fleet:
         self._refuse_residency(name)
         source = self.source(name)
         parts = () if source is None else read_composing_models(source, ControlOptions(()))
-        self.canary.declare(name)
+        self.rollout_control.declare(name)
         with self._changed:
             self._act(self._roll.want(name, parts, self._clock()))
             self._wait(lambda: self._roll.load_result(name))
@@ -134,7 +134,7 @@ class Fleet:
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model from all servers, and ends its rollout."""
         self._refuse_residency(name)
-        self.canary.drop(name)
+        self.rollout_control.drop(name)
         with self._changed:
             self._act(self._roll.drop(name, self._clock()))
             self._wait(lambda: self._roll.unload_result(name))
@@ -154,8 +154,8 @@ class Fleet:
                     name,
                     "",
                     (VersionStatus(_VERSION, Phase.READY),),
-                    labels=self.canary.labels(name),
-                    rollout=self.canary.summary(name),
+                    labels=self.rollout_control.labels(name),
+                    rollout=self.rollout_control.summary(name),
                 )
                 for name in sorted(self._roll.serving)
             ]
@@ -189,24 +189,24 @@ class Fleet:
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a version that its servers serve; None removes it."""
         self._refuse_residency(name)
-        self.canary.set_label(name, label, version)
+        self.rollout_control.set_label(name, label, version)
 
     def rollout(self, name: str) -> RolloutReport:
         """A model's labels and rollout. Raises NotFoundError: it has neither."""
-        return self.canary.rollout(name)
+        return self.rollout_control.rollout(name)
 
     def rollouts(self) -> list[RolloutReport]:
         """Labels and rollouts of all models that have some, by name."""
-        return self.canary.rollouts()
+        return self.rollout_control.rollouts()
 
     def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
         """Declares and starts a rollout on all servers of a model."""
         self._refuse_residency(name)
-        return self.canary.start_rollout(name, declaration, again)
+        return self.rollout_control.start_rollout(name, declaration, again)
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout on all servers."""
-        return self.canary.update_rollout(name, action, weight)
+        return self.rollout_control.update_rollout(name, action, weight)
 
     def manage_rollout(
         self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
@@ -231,21 +231,21 @@ class Fleet:
 
     def before_load(self, server: str, model: str) -> None:
         """Tells a server of a model's rollout. Raises ConchError: it can't be told."""
-        self.canary.deliver(server, model)
+        self.rollout_control.deliver(server, model)
 
     def on_seen(self, server: str, sight: Sight, ended: list[Ended]) -> None:
         """Records what a server has and which steps have ended, and goes on."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._roll.seen(server, sight, ended, self._clock()))
-        self.canary.seen(server)
+        self.rollout_control.seen(server)
 
     def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
         """Records that a server can't be reached, and goes on without it."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._roll.lost(server, reason, ended, self._clock()))
-        self.canary.seen(server)
+        self.rollout_control.seen(server)
 
     def _act(self, steps: Iterable[Step]) -> None:
         """Carries out what the roll has decided; the lock is held."""

@@ -4,7 +4,7 @@
 told to the servers with `manage_rollout`, in which they get its progress, and what they answer makes the
 states of versions and the counters (`FleetView`).
 
-Threads: `conch-canary` decides; `conch-fleet-courier-<server>` tells a server what has changed, repeats it
+Threads: `conch-rollout` decides; `conch-fleet-courier-<server>` tells a server what has changed, repeats it
 within the lease, and reads its counters. Loads of a model tell its server first, on their own threads.
 Locks: `_changed` guards views and what is to be told; a courier's lock keeps the calls to its server in
 order.
@@ -24,18 +24,18 @@ from typing import Any, Protocol
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError, FailedPreconditionError, NotFoundError, UnavailableError
 from conch.core.rollouts import RolloutReport, RolloutTransition
-from conch_control.canary.guards import Counts
-from conch_control.canary.managed import ManagedBy
-from conch_control.canary.rollout_calls import RolloutCalls, check_own_label, transition_of
-from conch_control.canary.rollout_file import WHOLE, Declaration, Rollout, as_json
-from conch_control.canary.rollout_loop import RolloutLoop
-from conch_control.canary.rollout_state import Progress, Select, State, Traffic, Transition, VersionSight
-from conch_control.canary.state_file import SavedRollout, StateDirectory, decoded, encoded
 from conch_control.events import EventLog
 from conch_control.lifecycle.declared_files import VersionDigests, read_declaration
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.source import ModelSource
+from conch_control.rollout.guards import Counts
+from conch_control.rollout.managed import ManagedBy
+from conch_control.rollout.rollout_calls import RolloutCalls, check_own_label, transition_of
+from conch_control.rollout.rollout_file import WHOLE, Declaration, Rollout, as_json
+from conch_control.rollout.rollout_loop import RolloutLoop
+from conch_control.rollout.rollout_state import Progress, Select, State, Traffic, Transition, VersionSight
+from conch_control.rollout.state_file import SavedRollout, StateDirectory, decoded, encoded
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_view import Answer, FleetView, resumed
 

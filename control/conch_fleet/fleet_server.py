@@ -13,7 +13,7 @@ import threading
 from typing import Protocol
 
 from conch.core.errors import ConchError, OutOfRangeError, without_details
-from conch_control.port import Index, ModelStatus
+from conch_control.agent_api import Index, ModelStatus
 from conch_control.remote_api.remote_agent import FIRST_WAIT_S, LONGEST_WAIT_S, RemoteAgent
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_state import Ended, Sight, Step

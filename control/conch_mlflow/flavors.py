@@ -26,10 +26,10 @@ from conch.protocol.model_config_pb2 import DataType, ModelConfig, ModelInput, M
 from conch_control.config.parse import decode_config
 from conch_control.config.platforms import filling_backend, is_ensemble
 from conch_control.repository.layout import CONFIG_FILE, split_versions
-from conch_control.repository.storage.stores import StoredObject, is_safe
 from conch_mlflow.registry import FLAVOR_TAG
 from conch_mlflow.served_files import EXAMPLE_FILE, SIGNATURE_FILE
 from conch_mlflow.signature import Signature, SignatureError, Tensor, parse_signature
+from conch_stores.stores import StoredObject, is_safe
 
 MLMODEL = "MLmodel"
 PYFUNC = "python_function"

@@ -6,12 +6,12 @@ import os
 
 from conch_control.control_options import StorageOptions
 from conch_control.repository.source import Repository
-from conch_control.repository.storage import cache_directory
-from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import StoreTimeouts
 from conch_mlflow.locations import MlflowEnvironment, parse_location
 from conch_mlflow.mlflow_options import allows_code
 from conch_mlflow.mlflow_repository import MlflowRepository
+from conch_stores import cache_directory
+from conch_stores.cache import ModelCache
+from conch_stores.connection import StoreTimeouts
 
 
 def open_mlflow(text: str, options: StorageOptions) -> Repository:

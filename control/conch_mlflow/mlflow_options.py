@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from conch.core.option import FlagError, Settings, option
-from conch.core.value_types import BOOL
 from conch.server_options import AddOnSettings, PartOptions
+from conch.settings.option import FlagError, Settings, option
+from conch.settings.value_types import BOOL
 from conch_control.control_options import StorageOptions
 from conch_mlflow.scoring.scoring_provider import ScoringRoutes
 

@@ -24,11 +24,6 @@ from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import CONFIG_FILE, Fingerprint
 from conch_control.repository.source import ModelSource, Progress
-from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, StoreTimeouts
-from conch_control.repository.storage.credentials import CredentialReader
-from conch_control.repository.storage.stager import StagedModel, Stager
-from conch_control.repository.storage.stores import Contents, StoreBusyError, StoredObject, is_safe
 from conch_mlflow.flavors import MLMODEL, Artifact, FlavorError, VersionPlan, parse_yaml, plan_version
 from conch_mlflow.locations import MlflowCredentials, MlflowEnvironment, MlflowLocation
 from conch_mlflow.registry import (
@@ -48,6 +43,11 @@ from conch_mlflow.registry import (
     wanted_aliases,
 )
 from conch_mlflow.registry_store import RegistryStore, UnreadableError, generated, open_registry, root_of
+from conch_stores.cache import ModelCache
+from conch_stores.connection import Connection, StoreTimeouts
+from conch_stores.credentials import CredentialReader
+from conch_stores.stager import StagedModel, Stager
+from conch_stores.stores import Contents, StoreBusyError, StoredObject, is_safe
 
 log = logging.getLogger(__name__)
 

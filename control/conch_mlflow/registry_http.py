@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from conch_control.repository.storage.stores import StoreBusyError
 from conch_mlflow.locations import MlflowLocation
 from conch_mlflow.registry import MalformedError
+from conch_stores.stores import StoreBusyError
 
 MOST_JSON = 256 << 20
 """Largest answer that is not streamed, in bytes."""

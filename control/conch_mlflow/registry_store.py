@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 from conch.core.errors import ConchError
-from conch_control.repository.storage.credentials import CredentialReader
-from conch_control.repository.storage.locations import parse_location
-from conch_control.repository.storage.stores import OpenStore, Store, StoredObject, is_safe
 from conch_mlflow.locations import MlflowCredentials, MlflowLocation
 from conch_mlflow.registry import MalformedError
 from conch_mlflow.registry_http import Body, RegistryHttp
+from conch_stores.credentials import CredentialReader
+from conch_stores.locations import parse_location
+from conch_stores.stores import OpenStore, Store, StoredObject, is_safe
 
 T = TypeVar("T")
 
@@ -230,10 +230,10 @@ def _ignore(done: asyncio.Future[Any]) -> None:
 
 def _opener(scheme: str) -> OpenStore:
     if scheme == "s3":
-        from conch_control.repository.storage.s3 import open_store as open_s3
+        from conch_stores.s3 import open_store as open_s3
 
         return open_s3
-    from conch_control.repository.storage.gcs import open_store as open_gcs
+    from conch_stores.gcs import open_store as open_gcs
 
     return open_gcs
 

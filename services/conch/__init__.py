@@ -9,11 +9,11 @@ __version__ = "0.1.0"
 
 # What there is, by the module that has it; `__init__.pyi` says the same to type checkers.
 _MODULES = {
-    "conch.api.embedded_server": ("Server",),
-    "conch.api.function_config": ("DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor"),
-    "conch.api.function_io": ("Request", "Result"),
-    "conch.api.model_context": ("ModelContext", "model_context"),
-    "conch.api.decorators": (
+    "conch_api.embedded_server": ("Server",),
+    "conch_api.function_config": ("DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor"),
+    "conch_api.function_io": ("Request", "Result"),
+    "conch_api.model_context": ("ModelContext", "model_context"),
+    "conch_api.decorators": (
         "batch",
         "fill_optionals",
         "first_value",
@@ -22,10 +22,10 @@ _MODULES = {
         "pad_batch",
         "sample",
     ),
-    "conch.api.client": ("Client",),
-    "conch.api.async_client": ("AsyncClient",),
+    "conch_api.client": ("Client",),
+    "conch_api.async_client": ("AsyncClient",),
     "conch.core.model_spans": ("span",),
-    "conch.core.option": ("FlagError",),
+    "conch.settings.option": ("FlagError",),
     "conch.core.errors": (
         "AlreadyExistsError",
         "CancelledError",

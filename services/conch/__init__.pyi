@@ -1,21 +1,3 @@
-from conch.api.async_client import AsyncClient as AsyncClient
-from conch.api.client import Client as Client
-from conch.api.decorators import batch as batch
-from conch.api.decorators import fill_optionals as fill_optionals
-from conch.api.decorators import first_value as first_value
-from conch.api.decorators import group_by_keys as group_by_keys
-from conch.api.decorators import group_by_values as group_by_values
-from conch.api.decorators import pad_batch as pad_batch
-from conch.api.decorators import sample as sample
-from conch.api.embedded_server import Server as Server
-from conch.api.function_config import DynamicBatcher as DynamicBatcher
-from conch.api.function_config import ModelConfig as ModelConfig
-from conch.api.function_config import QueuePolicy as QueuePolicy
-from conch.api.function_config import Tensor as Tensor
-from conch.api.function_io import Request as Request
-from conch.api.function_io import Result as Result
-from conch.api.model_context import ModelContext as ModelContext
-from conch.api.model_context import model_context as model_context
 from conch.core.errors import AlreadyExistsError as AlreadyExistsError
 from conch.core.errors import CancelledError as CancelledError
 from conch.core.errors import ConchError as ConchError
@@ -27,6 +9,24 @@ from conch.core.errors import ResourceExhaustedError as ResourceExhaustedError
 from conch.core.errors import UnavailableError as UnavailableError
 from conch.core.errors import UnsupportedError as UnsupportedError
 from conch.core.model_spans import span as span
-from conch.core.option import FlagError as FlagError
+from conch.settings.option import FlagError as FlagError
+from conch_api.async_client import AsyncClient as AsyncClient
+from conch_api.client import Client as Client
+from conch_api.decorators import batch as batch
+from conch_api.decorators import fill_optionals as fill_optionals
+from conch_api.decorators import first_value as first_value
+from conch_api.decorators import group_by_keys as group_by_keys
+from conch_api.decorators import group_by_values as group_by_values
+from conch_api.decorators import pad_batch as pad_batch
+from conch_api.decorators import sample as sample
+from conch_api.embedded_server import Server as Server
+from conch_api.function_config import DynamicBatcher as DynamicBatcher
+from conch_api.function_config import ModelConfig as ModelConfig
+from conch_api.function_config import QueuePolicy as QueuePolicy
+from conch_api.function_config import Tensor as Tensor
+from conch_api.function_io import Request as Request
+from conch_api.function_io import Result as Result
+from conch_api.model_context import ModelContext as ModelContext
+from conch_api.model_context import model_context as model_context
 
 __version__: str

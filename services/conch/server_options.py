@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from conch.core.option import SECRET_OPTION, FlagError, Settings, option
-from conch.core.value_types import BOOL, DURATION, FILE, NATURAL, TEXT, ValueType
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.tracing.trace_options import TraceOptions
+from conch.settings.option import SECRET_OPTION, FlagError, Settings, option
+from conch.settings.value_types import BOOL, DURATION, FILE, NATURAL, TEXT, ValueType
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
 

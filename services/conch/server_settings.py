@@ -1,6 +1,6 @@
 """All settings of a server: lists the dataclasses that declare them, and checks across their settings.
 
-Each setting is declared at the options dataclass that takes its value (`conch.core.option`); this module
+Each setting is declared at the options dataclass that takes its value (`conch.settings.option`); this module
 lists the dataclasses, builds them from resolved settings, and refuses flags that contradict each other.
 Add-ons bring theirs by the entry-point group ``conch.options``.
 """
@@ -14,8 +14,6 @@ from typing import Any
 
 from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import DEFAULT, FlagError, Setting, Settings, settings_of
-from conch.core.value_types import BOOL, NATURAL, TEXT, ValueType
 from conch.frontends.grpc.grpc_options import GrpcOptions, GrpcTlsFiles
 from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
@@ -28,6 +26,8 @@ from conch.server_options import (
     PartOptions,
     ServerOptions,
 )
+from conch.settings.option import DEFAULT, FlagError, Setting, Settings, settings_of
+from conch.settings.value_types import BOOL, NATURAL, TEXT, ValueType
 from conch_control.control_options import (
     ControlOptions,
     PlannerOptions,

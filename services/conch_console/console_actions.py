@@ -17,7 +17,7 @@ from conch.observability.logging.log_settings import LogControl
 from conch_console.config_view import ConfigView
 from conch_console.console_access import User
 from conch_console.trace_sampling import TraceSampling
-from conch_control.port import AgentPort
+from conch_control.agent_api import AgentApi
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ConsoleActions:
     def __init__(
         self,
         core: ServerState,
-        agent: AgentPort,
+        agent: AgentApi,
         configs: ConfigView,
         logs: LogControl,
         sampling: TraceSampling,

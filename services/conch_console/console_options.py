@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError, Settings, nested, option, settings_of
-from conch.core.option_checks import contents_of
-from conch.core.value_types import BOOL, FILE, PORT, TEXT
 from conch.frontends.http.http_options import HttpTls, TlsFiles, pem_option
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
+from conch.settings.option import FlagError, Settings, nested, option, settings_of
+from conch.settings.option_checks import contents_of
+from conch.settings.value_types import BOOL, FILE, PORT, TEXT
 from conch_control.remote_api.connection_options import is_loopback, read_token
 
 DEFAULT_PORT = 8004

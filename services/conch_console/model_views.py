@@ -14,7 +14,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch.core.spec import TensorSpec
 from conch_console.live_feed import event_object
-from conch_control.port import AgentPort, ModelStatus
+from conch_control.agent_api import AgentApi, ModelStatus
 
 _MOST_EVENTS = 500
 
@@ -27,7 +27,7 @@ class ModelViews:
         registry: The models that serve.
     """
 
-    def __init__(self, agent: AgentPort, registry: Registry) -> None:
+    def __init__(self, agent: AgentApi, registry: Registry) -> None:
         self._agent = agent
         self._registry = registry
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.core.option import FlagError, Settings, option, settings_of
-from conch.core.option_checks import contents_of
-from conch.core.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, POSITIVE, TEXT
 from conch.frontends.http.http_options import HttpOptions
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
+from conch.settings.option import FlagError, Settings, option, settings_of
+from conch.settings.option_checks import contents_of
+from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, POSITIVE, TEXT
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.openai_provider import OpenAiRoutes
 from conch_llm.openai_settings import OpenAiSettings, TextDefaults

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 from conch_platforms.platform_defaults import Disk, PlatformDefault, PlatformDefaults, is_model
 from conch_platforms.sagemaker_defaults import (
     SAGEMAKER_MODEL,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.core.option import FlagError, Setting, Settings, nested, option, settings_of
-from conch.core.value_types import ANY_PORT, BOOL, DIRECTORY, MOST_PORT, POSITIVE, TEXT, ValueType
 from conch.frontends.http.http_options import HTTP_THREADS, HttpOptions
 from conch.server_options import AddOnOptions, AddOnSettings, Detected, Opening, PartOptions
+from conch.settings.option import FlagError, Setting, Settings, nested, option, settings_of
+from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, MOST_PORT, POSITIVE, TEXT, ValueType
 from conch_mlflow.scoring.scoring_provider import ScoringRoutes
 from conch_platforms.platform_defaults import Disk
 from conch_platforms.platform_detection import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 from conch_platforms.platform_defaults import PlatformDefaults, is_model
 
 SAGEMAKER_MODEL = "/opt/ml/model"

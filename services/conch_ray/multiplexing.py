@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from ray import serve
 
-from conch.api.embedded_server import Server
 from conch.core.errors import InvalidArgumentError
+from conch_api.embedded_server import Server
 
 _KEY = "models"
 

@@ -16,14 +16,14 @@ import grpc
 from ray import serve
 from starlette.responses import PlainTextResponse
 
-from conch.api.embedded_server import Server
-from conch.api.server_keywords import ServerKeywords
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, UnavailableError
-from conch.core.option import FlagError
 from conch.frontends.operations.operation_handlers import SERVICE
 from conch.frontends.operations.operation_table import STREAM_INFER
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.protocol import inference_pb2
+from conch.settings.option import FlagError
+from conch_api.embedded_server import Server
+from conch_api.server_keywords import ServerKeywords
 from conch_ray.multiplexing import ReplicaModels
 from conch_ray.ray_calls import RayStreamCall, RayUnaryCall, RefusalError
 from conch_ray.saturation import SATURATION

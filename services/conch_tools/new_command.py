@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conch.backends import backend_names
 from conch.cli.examples import examples_directory
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 from conch_tools.backend_skeleton import FILES
 
 DONE, FAILED = 0, 1

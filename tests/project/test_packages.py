@@ -12,6 +12,7 @@ from scripts.try_installs import IMPORTS, install_lines, pip_command, promises
 from tests.support.servers import ROOT
 
 import conch
+from conch.core.add_ons import server_packages
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -29,15 +30,12 @@ def test_all_packages_are_in_the_wheel() -> None:
 
 
 def test_the_server_writes_the_logs_of_all_packages() -> None:
-    """Its log has the loggers of packages with an entry point."""
-    groups = _PROJECT["project"]["entry-points"].values()
-    entries = {value.partition(":")[0].partition(".")[0] for group in groups for value in group.values()}
     logging = {
         path.rpartition("/")[2]
         for path in packages()
         if any("getLogger(" in module.read_text() for module in (ROOT / path).rglob("*.py"))
     }
-    assert logging - {"conch", "conch_control"} <= entries
+    assert logging <= set(server_packages())
 
 
 _OPTIONS = _PROJECT["project"]["entry-points"]["conch.options"].values()

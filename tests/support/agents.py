@@ -11,14 +11,14 @@ from typing import Any
 from conch.core.errors import NotFoundError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport
-from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.agent_api import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import EventLog
-from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
+from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 
 
 class FakeAgent:
-    """An `AgentPort` with a real event log.
+    """An `AgentApi` with a real event log.
 
     Args:
         kept: Most events its log keeps.

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.agents import FakeAgent
 from tests.support.servers import WAIT_S
 
-from conch_control.port import AgentPort
+from conch_control.agent_api import AgentApi
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.server import ControlPort
@@ -17,7 +17,7 @@ from conch_control.remote_api.server import ControlPort
 
 @contextmanager
 def served(
-    agent: AgentPort, options: ControlPortOptions | None = None, **limits: Any
+    agent: AgentApi, options: ControlPortOptions | None = None, **limits: Any
 ) -> Iterator[tuple[ControlPort, str]]:
     """A control port in front of an agent, and its target."""
     options = options or ControlPortOptions(port=0)

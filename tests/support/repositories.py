@@ -16,8 +16,8 @@ from tests.support.waiting import PATIENCE_S
 from conch_control.control_options import StorageOptions
 from conch_control.repository.repository_kinds import open_repository
 from conch_control.repository.source import ModelSource
-from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.stager import StagedModel
+from conch_stores.objects import ObjectRepository
+from conch_stores.stager import StagedModel
 
 _numbers = itertools.count()
 

@@ -27,11 +27,8 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
-from conch.memory.cuda import CudaDevices
-from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.environments import Environment, server_environment
-from conch.workers.protocol.channel import PacketChannel
-from conch.workers.protocol.tensors import (
+from conch.ipc.channel import PacketChannel
+from conch.ipc.tensors import (
     LayoutKey,
     MessageStream,
     Payload,
@@ -39,6 +36,9 @@ from conch.workers.protocol.tensors import (
     ReceivedMessage,
     describe_layout,
 )
+from conch.memory.cuda import CudaDevices
+from conch.workers.connection.worker_connection import WorkerConnection
+from conch.workers.environments import Environment, server_environment
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 

@@ -30,7 +30,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
 from conch.core.shadows.shadow_service import Shadows
-from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -46,11 +46,11 @@ from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.lifecycle.rollouts import Rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_states import VersionStates
-from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
 from conch_control.residency.residency import Residency
+from conch_control.rollout.managed import ManagedBy, ManagedReport
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,13 @@ _NO_ENTRY = Entry()
 
 
 class Agent:
-    """Implements `AgentPort` and `ModelControl`.
+    """Implements `AgentApi` and `ModelControl`.
 
     Attributes:
         calls: The server as its models see it.
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
-        canary: Labels and rollouts.
+        rollout_control: Labels and rollouts.
         residency: Loads and evicts models on demand; None in other modes.
         draining: The server drains or stops.
 
@@ -112,7 +112,7 @@ class Agent:
         if on_demand:
             loads = ResidentLoads(options, self._dependencies, self._states, loader)
             self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
-        self.canary = Rollouts(
+        self.rollout_control = Rollouts(
             registry,
             self.lifecycle,
             self._states,
@@ -129,7 +129,7 @@ class Agent:
             self.events,
             self.lifecycle,
             NOT_RESIDENT if on_demand else "",
-            self.canary.summary,
+            self.rollout_control.summary,
         )
         self._last_scan = Scan({})
 
@@ -141,7 +141,7 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
-        self.canary.loop.restore()
+        self.rollout_control.loop.restore()
         scan = self._remember(self.repositories.scan())
         if self.residency is not None:
             self.residency.start(scan)
@@ -209,7 +209,7 @@ class Agent:
             if error is not None:
                 raise error
             if overrides.config is not None or overrides.files:
-                self.canary.loop.end(each, "the model was loaded with another config")
+                self.rollout_control.loop.end(each, "the model was loaded with another config")
 
     def _load_selected(self, name: str) -> None:
         """Loads and unloads versions of a model as its rollout selects them now."""
@@ -242,11 +242,11 @@ class Agent:
             for identifier in known or (name,):
                 self._dependencies.unload(identifier, unload_dependents)
         for identifier in known or (name,):
-            self.canary.loop.end(identifier, "the model was unloaded")
+            self.rollout_control.loop.end(identifier, "the model was unloaded")
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a ready version, or removes it with None; see `Rollouts.set_label`."""
-        identifier = self.canary.set_label(name, label, version)
+        identifier = self.rollout_control.set_label(name, label, version)
         if version is None:
             log.info("label '%s' of '%s' removed", label, identifier)
         else:
@@ -254,25 +254,25 @@ class Agent:
 
     def rollout(self, name: str) -> RolloutReport:
         """A model's labels and rollout. Raises NotFoundError: it has neither."""
-        return self.canary.rollout(name)
+        return self.rollout_control.rollout(name)
 
     def rollouts(self) -> list[RolloutReport]:
         """Labels and rollouts of all models that have some, by name."""
-        return self.canary.rollouts()
+        return self.rollout_control.rollouts()
 
     def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
         """Declares and starts a rollout; see `RolloutControl.start_rollout`."""
-        return self.canary.start_rollout(name, declaration, again)
+        return self.rollout_control.start_rollout(name, declaration, again)
 
     def manage_rollout(
         self, name: str, declaration: Mapping[str, Any], managed_by: ManagedBy
     ) -> ManagedReport:
         """Takes over what the manager of a fleet says of a rollout; see `Rollouts.manage_rollout`."""
-        return self.canary.manage_rollout(name, declaration, managed_by)
+        return self.rollout_control.manage_rollout(name, declaration, managed_by)
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """Changes a rollout; see `RolloutControl.update_rollout`."""
-        return self.canary.update_rollout(name, action, weight)
+        return self.rollout_control.update_rollout(name, action, weight)
 
     def models(self) -> Index:
         """All models with their states, by name."""
@@ -319,12 +319,12 @@ class Agent:
         """Stops all loads and refuses new ones."""
         if self.residency is not None:
             self.residency.stop()
-        self.canary.stop()
+        self.rollout_control.stop()
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; returns True if all requests finished in time."""
-        self.canary.stop()
+        self.rollout_control.stop()
         try:
             return self.lifecycle.close(timeout_s)
         finally:

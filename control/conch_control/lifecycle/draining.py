@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from conch.core.errors import ConchError
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
+from conch_control.agent_api import VersionStatus
 from conch_control.lifecycle.ensemble_loader import composing_models
 from conch_control.lifecycle.memory_usage import (
     ReleasePace,
@@ -23,7 +24,6 @@ from conch_control.lifecycle.memory_usage import (
 )
 from conch_control.lifecycle.staging import Lease
 from conch_control.lifecycle.version_states import VersionStates
-from conch_control.port import VersionStatus
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from conch.core.registry import Entry, Registry
 from conch.core.rollouts import RolloutReport
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.agent_api import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.events import EventLog
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
-from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.source import DUPLICATE, Scan
 
 _NO_DEVICE = -1

@@ -39,25 +39,6 @@ from conch.core.route import Attribute, MatchRule, Route
 from conch.core.servable import Servable
 from conch.core.shadows.shadow import Shadow
 from conch.core.shadows.shadow_service import Shadows
-from conch_control.canary.guards import Counts
-from conch_control.canary.interface_check import interface_differences
-from conch_control.canary.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
-from conch_control.canary.rollout_calls import DELETE, RolloutCalls, check_own_label, checked, transition_of
-from conch_control.canary.rollout_file import (
-    Declaration,
-    Rollout,
-)
-from conch_control.canary.rollout_loop import RolloutLoop
-from conch_control.canary.rollout_shadows import RolloutShadows
-from conch_control.canary.rollout_state import (
-    RESTING,
-    Select,
-    State,
-    Traffic,
-    Transition,
-    VersionSight,
-)
-from conch_control.canary.state_file import StateDirectory, decoded
 from conch_control.events import EventLog
 from conch_control.lifecycle.declared_files import VersionDigests, read_declaration
 from conch_control.lifecycle.load_queue import SupersededError
@@ -70,6 +51,25 @@ from conch_control.repository.layout import (
 )
 from conch_control.repository.source import ModelSource
 from conch_control.residency.residency import Residency
+from conch_control.rollout.guards import Counts
+from conch_control.rollout.interface_check import interface_differences
+from conch_control.rollout.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
+from conch_control.rollout.rollout_calls import DELETE, RolloutCalls, check_own_label, checked, transition_of
+from conch_control.rollout.rollout_file import (
+    Declaration,
+    Rollout,
+)
+from conch_control.rollout.rollout_loop import RolloutLoop
+from conch_control.rollout.rollout_shadows import RolloutShadows
+from conch_control.rollout.rollout_state import (
+    RESTING,
+    Select,
+    State,
+    Traffic,
+    Transition,
+    VersionSight,
+)
+from conch_control.rollout.state_file import StateDirectory, decoded
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)

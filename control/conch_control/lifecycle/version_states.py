@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.rollouts import RolloutTransition
 from conch.core.servable import Servable
+from conch_control.agent_api import VersionStatus
 from conch_control.events import EventLog
-from conch_control.port import VersionStatus
 from conch_control.version_phase import Phase
 
 UNLOADED = "unloaded"

@@ -20,12 +20,12 @@ from conch.core.errors import (
     as_conch_error,
 )
 from conch.core.model_control import LoadParameter
+from conch_control.agent_api import Index, is_transient
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import Event, EventLog
 from conch_control.planner.plan import Operation, Outcome, Plan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watcher import ChangedModels, Watcher
-from conch_control.port import Index, is_transient
 from conch_control.repository.layout import shortened_paths
 from conch_control.repository.local import LocalModel
 from conch_control.repository.namespaces import unwrapped
@@ -76,7 +76,7 @@ _OUTDATED = "Newer operation has been applied to the model lifecycle"
 
 
 class PlannerPort(Protocol):
-    """The part of `AgentPort` that a planner needs."""
+    """The part of `AgentApi` that a planner needs."""
 
     @property
     def events(self) -> EventLog:

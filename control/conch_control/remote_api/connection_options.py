@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError, flag_of, option
-from conch.core.option_checks import contents_of, refuse_without
-from conch.core.value_types import BOOL, FILE, PORT, TEXT
+from conch.settings.option import FlagError, flag_of, option
+from conch.settings.option_checks import contents_of, refuse_without
+from conch.settings.value_types import BOOL, FILE, PORT, TEXT
 
 DEFAULT_PORT = 8003
 """Default port of servers and clients."""

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport, RolloutTransition
-from conch_control.canary.managed import ManagedBy, ManagedReport
+from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.events import KEPT, Event, EventLog, never
-from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
+from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ LONGEST_WAIT_S = 5.0
 
 
 class RemoteAgent:
-    """An `AgentPort` over the ModelControl service; closes its client.
+    """An `AgentApi` over the ModelControl service; closes its client.
 
     Methods raise `UnreachableError` while the server is unreachable.
 

@@ -32,7 +32,7 @@ from conch.core.errors import (
 )
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.protocol import model_control_pb2 as pb
-from conch_control.port import AgentPort, is_transient
+from conch_control.agent_api import AgentApi, is_transient
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
 from conch_control.remote_api.messages import (
     abort,
@@ -98,7 +98,7 @@ class ModelControl:
 
     def __init__(
         self,
-        port: AgentPort,
+        port: AgentApi,
         guard: AccessGuard,
         watches: int = MOST_WATCHES,
         loads: int = MOST_LOADS,
@@ -352,7 +352,7 @@ class ControlPort:
 
     def __init__(
         self,
-        port: AgentPort,
+        port: AgentApi,
         options: ControlPortOptions,
         watches: int = MOST_WATCHES,
         loads: int = MOST_LOADS,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InvalidArgumentError, OutOfRangeError, UnavailableError
 from conch.protocol import model_control_pb2 as pb
-from conch_control.port import AgentPort, ModelStatus
+from conch_control.agent_api import AgentApi, ModelStatus
 from conch_control.remote_api.messages import event_message, index_message, status_message
 from conch_control.version_phase import Phase
 
@@ -32,7 +32,7 @@ class Watch:
 
     def __init__(
         self,
-        port: AgentPort,
+        port: AgentApi,
         request: pb.WatchRequest,
         given_up: Callable[[], bool],
         clock: Clock = monotonic_ns,

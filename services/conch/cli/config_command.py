@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from conch.cli.settings.settings_reader import read_flags
 from conch.cli.settings.settings_reference import help_parser, setting_rows, settings_json
-from conch.core.option import FlagError
 from conch.process.banner import table
+from conch.settings.option import FlagError
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from conch.cli import serve_command
 from conch.cli.examples import examples_directory
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 
 _LLM = "--llm"
 # The weights' package needs llama-cpp-python, which pip would compile for minutes, to run them itself.

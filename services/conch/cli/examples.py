@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import conch
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 
 
 def examples_directory() -> Path:

@@ -14,10 +14,10 @@ from contextlib import closing
 
 from conch.cli.server_processes import ServerProcesses, command, environment
 from conch.cli.settings.settings_reader import read_flags
-from conch.core.option import FlagError, Settings
 from conch.core.timed_response import TimedResponse
 from conch.frontends.access_policy import parse_restricted_apis
 from conch.process.endpoint import local_address
+from conch.settings.option import FlagError, Settings
 
 READY, NOT_READY = 0, 1
 """Exit codes."""

@@ -37,7 +37,7 @@ from conch.cli.models_output import (
 )
 from conch.core.errors import ConchError
 from conch.core.model_control import LoadParameter
-from conch_control.port import ModelStatus
+from conch_control.agent_api import ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient
 from conch_control.version_phase import Phase
 

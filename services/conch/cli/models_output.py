@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conch.process.banner import table
+from conch_control.agent_api import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import Event
-from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
 
 _REASON_WIDTH = 60

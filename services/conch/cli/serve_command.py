@@ -13,7 +13,6 @@ from conch.cli.settings.settings_reader import read_flags
 from conch.cli.settings.settings_reference import help_parser
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
-from conch.core.option import FlagError, Settings
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
 from conch.frontends.grpc.rpc_calls import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
@@ -24,6 +23,7 @@ from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch.server_options import PartOptions
 from conch.server_settings import build_options
+from conch.settings.option import FlagError, Settings
 from conch.workers.backend_directory import backends_within
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,15 @@ from functools import cache
 from importlib.metadata import distribution, entry_points
 from typing import Any
 
+_OWN = ("conch", "conch_api", "conch_control", "conch_testing")
+"""Import packages that are there without an entry point."""
+
 
 @cache
 def server_packages() -> tuple[str, ...]:
     """Import packages of server and add-ons: the names that their loggers begin with."""
     found = {entry.module.partition(".")[0] for entry in distribution("conch").entry_points}
-    return ("conch", "conch_control", *sorted(found - {"conch", "conch_control"}))
+    return (*_OWN, *sorted(found.difference(_OWN)))
 
 
 def load_add_ons(group: str) -> dict[str, Any]:

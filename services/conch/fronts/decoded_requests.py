@@ -20,8 +20,8 @@ from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parame
 from conch.fronts.front_messages import CALL_BITS
 from conch.fronts.packed_responses import Pack, PackedResponse
 from conch.fronts.remote_calls import RemoteUnary
-from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.codec import (
+from conch.ipc.channel import WireError
+from conch.ipc.codec import (
     BINARY_OUTPUTS,
     NO_DEADLINE,
     SEQUENCE_END,
@@ -30,7 +30,7 @@ from conch.workers.protocol.codec import (
     Row,
     decode_requests,
 )
-from conch.workers.protocol.tensors import ReceivedMessage, UnreachableError
+from conch.ipc.tensors import ReceivedMessage, UnreachableError
 
 
 class DecodedRequest:

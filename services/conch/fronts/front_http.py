@@ -60,11 +60,11 @@ from conch.fronts.http_messages import (
     headers_to_json,
 )
 from conch.fronts.queued_requests import RequestSender, ResponseReader
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind
-from conch.workers.protocol.codec import BINARY_OUTPUTS
-from conch.workers.protocol.spec_json import record_from_json
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind
+from conch.ipc.codec import BINARY_OUTPUTS
+from conch.ipc.spec_json import record_from_json
+from conch.ipc.tensors import MessageStream, ReceivedMessage
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
-from conch.core.io_loop import IoLoop, Timer
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
@@ -28,11 +27,12 @@ from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
 from conch.fronts.front_messages import Answer, CallerFacts, FrontSettings
 from conch.fronts.packed_responses import ResponseSender
 from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, RemoteUnary
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
-from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
-from conch.workers.protocol.worker_log import WorkerLog
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.ipc.loop import IoLoop, Timer
+from conch.ipc.spec_json import record_to_json
+from conch.ipc.tensors import MessageStream, Payload, ReceivedMessage
+from conch.ipc.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
 

@@ -47,8 +47,8 @@ from conch.core.tensor import Buffer
 from conch.frontends.grpc.rpc_calls import Metadata
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.tensors import Payload, ReceivedMessage
+from conch.ipc.channel import WireError
+from conch.ipc.tensors import Payload, ReceivedMessage
 
 CALL_BITS = 32
 """Bits of a call's number; those above are its caller's number."""

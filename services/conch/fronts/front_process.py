@@ -26,7 +26,6 @@ from typing import Any
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.io_loop import IO_LOOP
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
@@ -46,11 +45,12 @@ from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.front_http import HttpFront
 from conch.fronts.front_messages import CALL_BITS, MOST_CALLERS, CallerFacts, FrontSettings
 from conch.fronts.queued_requests import RequestSender, ResponseReader
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
-from conch.workers.protocol.spec_json import record_from_json
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
-from conch.workers.protocol.worker_log import log_to_server
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.ipc.loop import IO_LOOP
+from conch.ipc.spec_json import record_from_json
+from conch.ipc.tensors import MessageStream, ReceivedMessage
+from conch.ipc.worker_log import log_to_server
 
 log = logging.getLogger(__name__)
 

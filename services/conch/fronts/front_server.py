@@ -41,7 +41,6 @@ from functools import partial
 from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.io_loop import IO_LOOP, IoLoop
 from conch.core.servable import InlineClaim
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
@@ -60,6 +59,7 @@ from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
 from conch.fronts.http_fronts import HttpFronts, HttpLink
+from conch.ipc.loop import IO_LOOP, IoLoop
 from conch.observability.metrics.server_metrics import FrontProcess
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 

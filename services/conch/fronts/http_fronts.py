@@ -50,10 +50,10 @@ from conch.fronts.http_messages import (
 )
 from conch.fronts.packed_responses import PackedResponse, ResponseSender
 from conch.fronts.remote_exchanges import ReceivedHead, RemoteExchange
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
-from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.ipc.spec_json import record_to_json
+from conch.ipc.tensors import MessageStream, Payload, ReceivedMessage
 
 log = logging.getLogger(__name__)
 

@@ -44,8 +44,8 @@ from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_exchange import Headers
 from conch.frontends.http.http_options import HttpTls
-from conch.workers.protocol.channel import Kind, WireError
-from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
+from conch.ipc.channel import Kind, WireError
+from conch.ipc.tensors import MessageStream, Payload, ReceivedMessage
 
 CREDIT_BYTES = 64 << 10
 """A side that has written more pieces than this of an exchange waits until the other has read them."""

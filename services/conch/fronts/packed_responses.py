@@ -11,9 +11,9 @@ from conch.core.errors import ConchError, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.tensor import Tensor
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import MOST_INLINE, ChannelClosedError, Kind
-from conch.workers.protocol.tensors import BlockTensor, MessageStream, Payload
+from conch.ipc import codec
+from conch.ipc.channel import MOST_INLINE, ChannelClosedError, Kind
+from conch.ipc.tensors import BlockTensor, MessageStream, Payload
 
 Pack = Callable[[Sequence[Tensor]], Payload]
 """Packs the outputs of one response, to be sent or discarded; from any thread."""

@@ -15,9 +15,9 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.grpc.request_decoder import LONG_BYTES
 from conch.fronts.front_messages import CALL_BITS
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, WireError
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, WireError
+from conch.ipc.tensors import MessageStream, ReceivedMessage
 
 _ANY_SIZE, _NO_SIZE = -1, -2
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
-from conch.core.io_loop import IoLoop
 from conch.core.request import Reader
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
 from conch.fronts.front_messages import Answer, CallerFacts
-from conch.workers.protocol.tensors import Payload
+from conch.ipc.loop import IoLoop
+from conch.ipc.tensors import Payload
 
 _INTERNAL = 13
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"

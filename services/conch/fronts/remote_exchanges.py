@@ -26,7 +26,7 @@ from conch.fronts.http_messages import (
     whole_response,
 )
 from conch.fronts.packed_responses import PackedResponse
-from conch.workers.protocol.tensors import Payload
+from conch.ipc.tensors import Payload
 
 
 class ExchangeLink(Protocol):

@@ -73,7 +73,7 @@ class MetricsPart(Port):
                 None if context.agent.residency is None else context.agent.residency.counts,
             ),
             CustomMetrics(context.families),
-            lambda: rollout_families(registry, context.agent.canary.counts()),
+            lambda: rollout_families(registry, context.agent.rollout_control.counts()),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
         sources.append(lambda: [each for part in context.parts for each in part.families()])

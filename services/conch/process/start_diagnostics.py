@@ -18,8 +18,8 @@ from typing import Protocol
 
 from conch.core.clock import wall_seconds
 from conch.core.errors import UnavailableError
+from conch_control.agent_api import ModelStatus, VersionStatus
 from conch_control.lifecycle.version_states import UNFINISHED
-from conch_control.port import ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)

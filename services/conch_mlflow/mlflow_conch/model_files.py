@@ -14,8 +14,8 @@ from conch.core.errors import ConchError
 from conch_control.config.json_format import to_json
 from conch_control.config.parse import decode_config
 from conch_control.repository.layout import CONFIG_FILE
-from conch_control.repository.storage.stores import StoredObject
 from conch_mlflow.flavors import MLMODEL, Artifact, FlavorError, parse_yaml, plan_version
+from conch_stores.stores import StoredObject
 
 _VERSION = "1"
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conch.api.embedded_server import Server
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.tensor import NUMPY_DTYPES
 from conch.workers.host.fork_template import end_with_parent
+from conch_api.embedded_server import Server
 from conch_tools.optimize.profiling import measure
 from conch_tools.optimize.steps.step_main import save_arrays
 

@@ -20,8 +20,8 @@ from tests.support.servers import eventually
 from tests.support.waiting import given_time
 
 from conch.core.errors import CancelledError, UnavailableError
-from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import StoreTimeouts
+from conch_stores.cache import ModelCache
+from conch_stores.connection import StoreTimeouts
 
 EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
     "s3": s3_emulator,

@@ -38,7 +38,7 @@ from tests.support.waiting import given_time
 from tritonclient.grpc import service_pb2
 
 from conch.frontends import unread_bytes
-from conch.workers.protocol.blocks import MOST_IDLE, MOST_LENT
+from conch.ipc.blocks import MOST_IDLE, MOST_LENT
 
 BLOCK = 1 << 20
 BLOCKS = 400

@@ -36,8 +36,8 @@ from tritonclient.utils import InferenceServerException
 
 from conch import cli
 from conch.cli import serve_command
-from conch.core.option import Settings
 from conch.observability.logging.log_handler import ANNOUNCEMENTS
+from conch.settings.option import Settings
 
 
 def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:

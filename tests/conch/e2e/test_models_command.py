@@ -22,7 +22,7 @@ from tests.support.servers import CONCH, WAIT_S, free_port
 
 from conch.cli.models_command import run
 from conch.core.errors import InvalidArgumentError
-from conch_control.port import Index
+from conch_control.agent_api import Index
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls
 from conch_control.version_phase import Phase
 

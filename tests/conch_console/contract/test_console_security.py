@@ -18,7 +18,7 @@ from tests.support.certificates import Authority
 from tests.support.console import SCRIPT, Page
 from tests.support.servers import LocalServer, eventually, free_port, serving
 
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 from conch_console.live_feed import MOST_VIEWERS
 
 UNSAFE = [

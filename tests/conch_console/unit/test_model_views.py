@@ -7,7 +7,7 @@ from tests.support.agents import FakeAgent
 from conch.core.model_control import NOT_RESIDENT
 from conch.core.registry import Registry
 from conch_console.model_views import ModelViews
-from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.agent_api import Index, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
 
 

@@ -12,7 +12,7 @@ from tests.support.control_ports import served
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import NotFoundError, OutOfRangeError
-from conch_control.port import AgentPort
+from conch_control.agent_api import AgentApi
 from conch_control.remote_api.client import After, ModelControlClient, WatchCall
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.messages import UnreachableError
@@ -45,7 +45,7 @@ def lost(remote: RemoteAgent, revision: int) -> bool:
 def test_it_is_the_agent(options: ControlPortOptions) -> None:
     agent = FakeAgent()
     with served(agent, options), connected(options) as remote:
-        port: AgentPort = remote
+        port: AgentApi = remote
         port.load("m", {"config": "{}", "file:1/x": b"x"})
         port.unload("m", False)
         port.drain()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
+from conch_control.agent_api import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import Event
-from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.messages import (
     description_message,
     description_of,

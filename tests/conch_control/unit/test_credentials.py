@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.repository.storage.credentials import (
+from conch_stores.credentials import (
     AzureCredentials,
     CredentialReader,
     Credentials,
@@ -21,7 +21,7 @@ from conch_control.repository.storage.credentials import (
     match,
     redacted,
 )
-from conch_control.repository.storage.locations import Location, parse_location
+from conch_stores.locations import Location, parse_location
 
 FILE = {
     "s3": {

@@ -28,14 +28,14 @@ from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.repository_kinds import open_repository
 from conch_control.repository.source import ModelSource
-from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, StoreTimeouts
-from conch_control.repository.storage.credentials import CredentialReader
-from conch_control.repository.storage.locations import Location, parse_location
-from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.stager import Stager
-from conch_control.repository.storage.stores import StoredObject, contents_of
 from conch_control.version_phase import Phase
+from conch_stores.cache import ModelCache
+from conch_stores.connection import Connection, StoreTimeouts
+from conch_stores.credentials import CredentialReader
+from conch_stores.locations import Location, parse_location
+from conch_stores.objects import ObjectRepository
+from conch_stores.stager import Stager
+from conch_stores.stores import StoredObject, contents_of
 
 if TYPE_CHECKING:
     from tests.support.sites import Site

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.profiles import scaled
 
-from conch_control.repository.storage.cache import Blob, ModelCache, Tree
+from conch_stores.cache import Blob, ModelCache, Tree
 
 
 def blob(name: str, size: int) -> Blob:

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch_control.repository.storage.stores import StoredObject, by_model, contents_of, is_safe
+from conch_stores.stores import StoredObject, by_model, contents_of, is_safe
 
 
 def item(path: str, size: int = 1, identity: str = "e", mtime_ns: int = 7) -> StoredObject:

@@ -12,8 +12,8 @@ from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch_control.control_options import StorageOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repository_kinds import GROUP, open_repository
-from conch_control.repository.storage import cache_directory
-from conch_control.repository.storage.locations import Location
+from conch_stores import cache_directory
+from conch_stores.locations import Location
 
 S3 = Location("s3", "s3://b", "b")
 
@@ -101,7 +101,7 @@ def test_a_package_that_another_kind_misses_is_named() -> None:
 
 
 def test_a_malformed_url_is_refused_before_a_package_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "conch_control.repository.storage.s3", raising=False)
+    monkeypatch.delitem(sys.modules, "conch_stores.s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InvalidArgumentError, match="the name of the bucket is missing"):
         open_repository("s3://")
@@ -114,7 +114,7 @@ def test_a_malformed_url_is_refused_before_a_package_is_needed(monkeypatch: pyte
 def test_a_missing_package_is_named_with_its_extra(
     location: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"conch_control.repository.storage.{extra}", raising=False)
+    monkeypatch.delitem(sys.modules, f"conch_stores.{extra}", raising=False)
     for name in (package, f"{package}.core"):  # it may have been imported by another test
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError) as caught:
@@ -128,7 +128,7 @@ def test_no_store_s_package_is_imported_before_it_is_needed() -> None:
     import subprocess
 
     names = "s3fs", "gcsfs", "azure", "aiobotocore", "fsspec"
-    imports = "import sys, conch.cli.serve_command, conch_control.repository.storage"
+    imports = "import sys, conch.cli.serve_command, conch_stores"
     code = f"{imports}; print([n for n in {names} if n in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -18,6 +18,7 @@ from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
+from conch_control.agent_api import Index, ModelStatus, VersionStatus
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import EventLog
 from conch_control.planner import planner_loop as driver_module
@@ -26,7 +27,6 @@ from conch_control.planner.planner_loop import Planner, outcome_of
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watch_paths import file_system, is_silent, resolve
 from conch_control.planner.watcher import Watcher
-from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.repository.local import LocalModel, LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conch.core.latencies import PLACES, Latencies
-from conch_control.canary.guards import (
+from conch_control.rollout.guards import (
     IMPROBABLE,
     SURE,
     Counts,
@@ -21,7 +21,7 @@ from conch_control.canary.guards import (
     tail,
     traffic_note,
 )
-from conch_control.canary.rollout_file import Guard
+from conch_control.rollout.rollout_file import Guard
 
 MINUTE = 60_000_000_000
 ERRORS = Guard(errors=0.01)

@@ -15,10 +15,11 @@ from tests.support.clocks import Clock
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import FailedPreconditionError, NotFoundError, UnavailableError
-from conch_control.canary.guards import Counts
-from conch_control.canary.rollout_file import Declaration, Rollout, parse_toml
-from conch_control.canary.rollout_loop import LOOK_NS, RolloutLoop
-from conch_control.canary.rollout_state import (
+from conch_control.events import EventLog
+from conch_control.rollout.guards import Counts
+from conch_control.rollout.rollout_file import Declaration, Rollout, parse_toml
+from conch_control.rollout.rollout_loop import LOOK_NS, RolloutLoop
+from conch_control.rollout.rollout_state import (
     Call,
     Select,
     State,
@@ -26,8 +27,7 @@ from conch_control.canary.rollout_state import (
     Transition,
     VersionSight,
 )
-from conch_control.canary.state_file import StateDirectory
-from conch_control.events import EventLog
+from conch_control.rollout.state_file import StateDirectory
 from conch_control.version_phase import Phase
 
 DECLARED = parse_toml(
@@ -165,7 +165,7 @@ def site(server: FakeServer, tmp_path: Path) -> Any:
 def test_models_without_a_declaration_need_no_thread(site: Site) -> None:
     site.loop.declare("m", Declaration())
     site.loop.end("m", "loaded by others")
-    assert not [thread for thread in threading.enumerate() if thread.name == "conch-canary"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "conch-rollout"]
     for ask in (site.loop.status, lambda model: site.loop.call(model, Call.ABORT)):
         with pytest.raises(NotFoundError, match="model 'm' has no rollout and no labels"):
             ask("m")
@@ -185,7 +185,7 @@ def test_a_rollout_runs_to_its_end(site: Site, server: FakeServer) -> None:
         assert len(weights) < 100
     assert list(dict.fromkeys(weights)) == [("STEP", 7, 500), ("STEP", 7, 5000), ("BAKING", 8, 0)]
     assert (server.labels["m"], server.serving["m"]) == ({"stable": 8}, {8})
-    assert server.threads == {"conch-canary"}
+    assert server.threads == {"conch-rollout"}
 
 
 def test_a_failing_candidate_is_aborted_and_its_sentence_kept(site: Site, server: FakeServer) -> None:

@@ -16,12 +16,12 @@ from conch_control.control_options import ControlOptions
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Repository
-from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, StoreTimeouts
-from conch_control.repository.storage.credentials import CredentialReader
-from conch_control.repository.storage.locations import Location, parse_location
-from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.stores import StoreBusyError, StoredObject
+from conch_stores.cache import ModelCache
+from conch_stores.connection import Connection, StoreTimeouts
+from conch_stores.credentials import CredentialReader
+from conch_stores.locations import Location, parse_location
+from conch_stores.objects import ObjectRepository
+from conch_stores.stores import StoreBusyError, StoredObject
 
 PATIENCE = StoreTimeouts(
     total_s=PATIENCE_S, attempt_s=PATIENCE_S, open_s=PATIENCE_S, first_wait_s=0.001, longest_wait_s=0.001

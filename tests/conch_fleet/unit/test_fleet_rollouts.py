@@ -10,12 +10,12 @@ from tests.support.machines import run_machine
 
 from conch.core.errors import FailedPreconditionError
 from conch.core.rollouts import RolloutReport
-from conch_control.canary.guards import Counts, Result, Verdict
-from conch_control.canary.managed import ManagedReport, ManagedVersion
-from conch_control.canary.managed_plan import ManagedPlan
-from conch_control.canary.rollout_file import parse_toml
-from conch_control.canary.rollout_plan import RolloutPlan
-from conch_control.canary.rollout_state import (
+from conch_control.rollout.guards import Counts, Result, Verdict
+from conch_control.rollout.managed import ManagedReport, ManagedVersion
+from conch_control.rollout.managed_plan import ManagedPlan
+from conch_control.rollout.rollout_file import parse_toml
+from conch_control.rollout.rollout_plan import RolloutPlan
+from conch_control.rollout.rollout_state import (
     Action,
     Call,
     Progress,
@@ -26,7 +26,7 @@ from conch_control.canary.rollout_state import (
     Traffic,
     VersionSight,
 )
-from conch_control.canary.state_file import SavedRollout
+from conch_control.rollout.state_file import SavedRollout
 from conch_fleet.fleet_view import Answer, FleetView, resumed
 
 MINUTE = 60_000_000_000

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from conch.cli.settings.settings_reader import read_flags
-from conch.core.option import FlagError
 from conch.process.exposure import exposure
 from conch.server_options import PartOptions
 from conch.server_settings import build_options
+from conch.settings.option import FlagError
 from conch_llm.llm_options import LlmOptions
 from conch_llm.openai_provider import OpenAiRoutes
 

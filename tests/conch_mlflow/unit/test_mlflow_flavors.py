@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import decode_config
-from conch_control.repository.storage.stores import StoredObject
 from conch_mlflow.flavors import Artifact, VersionPlan, plan_version
+from conch_stores.stores import StoredObject
 
 PYTHON = f"python: {sys.version_info[0]}.{sys.version_info[1]}.7\n"
 OTHER_PYTHON = "python: 3.99.1\n"

@@ -27,6 +27,10 @@ from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
+from conch.ipc.channel import Kind, PacketChannel
+from conch.ipc.codec import decode_responses, encode_requests
+from conch.ipc.spec_json import Library
+from conch.ipc.tensors import MessageStream, ReceivedTensor
 from conch.workers.host import native_model
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest
@@ -41,10 +45,6 @@ from conch.workers.host.native_words import (
     read_events,
 )
 from conch.workers.host.response_writer import JoinedResponses, ResponseWriter
-from conch.workers.protocol.channel import Kind, PacketChannel
-from conch.workers.protocol.codec import decode_responses, encode_requests
-from conch.workers.protocol.spec_json import Library
-from conch.workers.protocol.tensors import MessageStream, ReceivedTensor
 
 __all__ = ["native_backends"]
 

@@ -24,7 +24,7 @@ from tests.support.servers import (
     write_probe,
 )
 
-from conch.core.option import FlagError
+from conch.settings.option import FlagError
 from conch_otlp.metric_encoder import otlp_metrics
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], Any]

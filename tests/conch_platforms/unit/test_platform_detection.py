@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from conch.cli.settings.settings_reader import read_flags
-from conch.core.option import FlagError, Settings, Source
 from conch.server_settings import build_options
+from conch.settings.option import FlagError, Settings, Source
 from conch_platforms.platform_options import PlatformSettings
 
 

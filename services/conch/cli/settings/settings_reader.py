@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conch.core.option import VARIABLE_PREFIX, FlagError, Setting, Settings, Source
-from conch.core.value_types import MOST_PORT, NoEffectError
 from conch.server_options import Detected
 from conch.server_settings import ADD_ONS, SETTINGS
+from conch.settings.option import VARIABLE_PREFIX, FlagError, Setting, Settings, Source
+from conch.settings.value_types import MOST_PORT, NoEffectError
 
 _OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
 """Variables of commands other than ``serve``."""

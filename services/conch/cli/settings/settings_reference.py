@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from conch.cli.settings.settings_reader import add_flags
-from conch.core.option import DEFAULT, Setting, Settings
 from conch.server_settings import GROUPS, SETTINGS
+from conch.settings.option import DEFAULT, Setting, Settings
 
 _HELP_COLUMN = 30
 _DOCS_HEAD = """\
@@ -109,7 +109,7 @@ def docs_text() -> str:
 
 
 def keywords_text() -> str:
-    """The text of services/conch/api/server_keywords.py."""
+    """The text of services/conch_api/server_keywords.py."""
     lines = []
     for each in SETTINGS:
         if not each.listed or each.scope == "process":

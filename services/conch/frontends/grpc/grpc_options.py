@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from conch.core.option import FlagError, Setting, Settings, nested, option
-from conch.core.option_checks import contents_of
-from conch.core.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT, integer
+from conch.settings.option import FlagError, Setting, Settings, nested, option
+from conch.settings.option_checks import contents_of
+from conch.settings.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT, integer
 
 if TYPE_CHECKING:
     from conch.access.access_guard import Restrictions

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.errors import UnavailableError
-from conch.core.option import FlagError, Setting, Settings, flag_of, option
-from conch.core.option_checks import contents_of, refuse_without
-from conch.core.value_types import (
+from conch.settings.option import FlagError, Setting, Settings, flag_of, option
+from conch.settings.option_checks import contents_of, refuse_without
+from conch.settings.value_types import (
     ANY_PORT,
     BOOL,
     FILE,

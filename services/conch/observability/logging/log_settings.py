@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
-from conch.core.option import option
-from conch.core.value_types import BOOL, FILE, NATURAL, TEXT
+from conch.settings.option import option
+from conch.settings.value_types import BOOL, FILE, NATURAL, TEXT
 
 if TYPE_CHECKING:
     from conch.observability.exporters import Exporter, ExportOptions, LogItem

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import Setting, option
-from conch.core.value_types import ANY_PORT, BOOL, POSITIVE, TEXT
+from conch.settings.option import Setting, option
+from conch.settings.value_types import ANY_PORT, BOOL, POSITIVE, TEXT
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import SECRET_OPTION, option
-from conch.core.value_types import TEXT
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON, TraceValues
+from conch.settings.option import SECRET_OPTION, option
+from conch.settings.value_types import TEXT
 
 _MODES = (TRITON, OPENTELEMETRY)
 _GLOBAL = ("mode", "level", "rate", "count", "slow", "failed", "limit")

@@ -22,12 +22,9 @@ from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse, Reader
 from conch.core.spec import ModelSpec
-from conch.workers.connection.threads import run_on_thread
-from conch.workers.connection.waiting_calls import WaitingCalls
-from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
-from conch.workers.protocol.codec import (
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.ipc.codec import (
     EMPTY_FINAL,
     EXPECTS_DECOUPLED,
     EXPECTS_SINGLE,
@@ -39,7 +36,10 @@ from conch.workers.protocol.codec import (
     flags_of,
     text_of,
 )
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.ipc.tensors import MessageStream, ReceivedMessage
+from conch.workers.connection.threads import run_on_thread
+from conch.workers.connection.waiting_calls import WaitingCalls
+from conch.workers.connection.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from conch.core.backend import Done
 from conch.core.clock import monotonic_ns
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
+from conch.ipc.codec import batch_of, number_of
 from conch.workers.connection.worker_responses import OpenRequest
-from conch.workers.protocol.codec import batch_of, number_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.tensor import Tensor
+from conch.ipc.channel import WireError
+from conch.ipc.codec import FAILED, FINAL, RESCHEDULED, decode_responses
+from conch.ipc.response_credit import units
+from conch.ipc.tensors import ReceivedMessage, ReturnedTensor, UnreachableError
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import Grant, OpenRequest
-from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.codec import FAILED, FINAL, RESCHEDULED, decode_responses
-from conch.workers.protocol.response_credit import units
-from conch.workers.protocol.tensors import ReceivedMessage, ReturnedTensor, UnreachableError
 
 
 class OutcomeHandler:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conch.core.clock import monotonic_ns
-from conch.core.io_loop import IoLoop, SharedLoop
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import Kind, WireError
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.ipc import codec
+from conch.ipc.channel import Kind, WireError
+from conch.ipc.loop import IoLoop, SharedLoop
+from conch.ipc.tensors import MessageStream, ReceivedMessage
 
 _MOST_AT_ONCE = 64
 """Messages that `SocketReader.catch_up` handles before other sockets have their turn."""
@@ -69,7 +69,7 @@ class SocketReader:
         return loop is not None and loop.on_thread
 
     def on_ready(self, events: int) -> None:
-        """See `conch.core.io_loop.Ready`: handles one message, so that other sockets have their turn."""
+        """See `conch.ipc.loop.Ready`: handles one message, so that other sockets have their turn."""
         self._read(1)
 
     def catch_up(self, timeout_s: float) -> None:

@@ -19,11 +19,25 @@ from conch.core.bls import ServerCalls
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
 from conch.core.execution.placement import Placement
-from conch.core.io_loop import IO_LOOP, SharedLoop
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
+from conch.ipc.codec import MOST_REQUESTS, encode_requests, span_from_json
+from conch.ipc.devices import ServerDevices, use_on_server
+from conch.ipc.loop import IO_LOOP, SharedLoop
+from conch.ipc.response_credit import encode_credit
+from conch.ipc.spec_json import Library, library_to_json, placement_to_json, spec_to_json
+from conch.ipc.tensors import (
+    MessageStream,
+    Payload,
+    ReceivedMessage,
+    StableTensor,
+    unmapped_error,
+)
+from conch.ipc.worker_log import WorkerLog
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers.connection.bls_server import BlsServer
 from conch.workers.connection.in_flight import InFlight, InFlightTable, SentBatch
@@ -34,20 +48,6 @@ from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, states_of
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
-from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_from_json
-from conch.workers.protocol.devices import ServerDevices, use_on_server
-from conch.workers.protocol.response_credit import encode_credit
-from conch.workers.protocol.spec_json import Library, library_to_json, placement_to_json, spec_to_json
-from conch.workers.protocol.tensors import (
-    MessageStream,
-    Payload,
-    ReceivedMessage,
-    StableTensor,
-    unmapped_error,
-)
-from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.crash_report import CrashRecord
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from conch.core.custom_metrics import CatchUp, Change, CustomFamilies, CustomFamily, CustomMetric
 from conch.core.errors import ConchError, ResourceExhaustedError
-from conch.workers.protocol.channel import WireError
+from conch.ipc.channel import WireError
 
 MOST_FAMILIES = 1_000
 """Families that a worker may hold at a time."""

@@ -27,7 +27,7 @@ from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
-from conch.workers.protocol.response_credit import CREDIT_AT
+from conch.ipc.response_credit import CREDIT_AT
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from conch.backends.python.api.pb_model_config import auto_complete
 from conch.backends.python.runtime.python_instance import load_code
 from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.errors import ConchError
-from conch.workers.protocol import codec
-from conch.workers.protocol.spec_json import Library, library_from_json
-from conch.workers.protocol.worker_log import log_to_server
+from conch.ipc import codec
+from conch.ipc.spec_json import Library, library_from_json
+from conch.ipc.worker_log import log_to_server
 
 
 def complete(descriptor: int) -> None:

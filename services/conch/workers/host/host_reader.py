@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from conch.workers.protocol.channel import ChannelClosedError
+from conch.ipc.channel import ChannelClosedError
 
 _TICK_S = 0.02
 """Length of an execution after which the backup thread reads; each tick takes the GIL from the model."""

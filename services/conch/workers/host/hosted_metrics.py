@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from conch.core.custom_metrics import Change, CustomFamilies, CustomFamily, CustomMetric, Kind
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError
-from conch.workers.protocol.channel import Kind as Message
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError
+from conch.ipc.channel import Kind as Message
 
 _FORGET = b'{"do":"forget"}'
 _MOST_CHANGES = 500

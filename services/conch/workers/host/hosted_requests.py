@@ -20,8 +20,8 @@ from conch.core.request import (
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.codec import (
+from conch.ipc.channel import WireError
+from conch.ipc.codec import (
     CANCELLED,
     FILLER,
     NO_DEADLINE,
@@ -32,8 +32,8 @@ from conch.workers.protocol.codec import (
     decode_requests,
     number_of,
 )
-from conch.workers.protocol.response_credit import WINDOW
-from conch.workers.protocol.tensors import Area, ReceivedMessage
+from conch.ipc.response_credit import WINDOW
+from conch.ipc.tensors import Area, ReceivedMessage
 
 
 class HostedRequest(InferenceRequest):

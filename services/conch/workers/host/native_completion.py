@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InternalError, UnavailableError
+from conch.ipc.spec_json import Library
 from conch.workers.host.native_library import HostLibrary, waiting_buffer
 from conch.workers.host.native_model import LEVELS, open_library, record_log
 from conch.workers.host.native_words import Call, LogText, Query, pack_error, read_events
-from conch.workers.protocol.spec_json import Library
 
 _SCHEDULING = {"dynamic_batching": 11, "sequence_batching": 13, "ensemble_scheduling": 15}
 """Choices, with their numbers in Triton's message."""

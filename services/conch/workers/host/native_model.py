@@ -40,6 +40,9 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+from conch.ipc.channel import MOST_INLINE, WireError
+from conch.ipc.spec_json import Library
+from conch.ipc.tensors import Description, Layout, LayoutKey, describe_layout
 from conch.workers.host.host_policies import Policy, bind, policy_name
 from conch.workers.host.native_calls import NativeCalls
 from conch.workers.host.native_instances import open_instances, threads_of
@@ -69,9 +72,6 @@ from conch.workers.host.native_words import (
     read_small_responses,
 )
 from conch.workers.host.response_writer import JoinedResponses
-from conch.workers.protocol.channel import MOST_INLINE, WireError
-from conch.workers.protocol.spec_json import Library
-from conch.workers.protocol.tensors import Description, Layout, LayoutKey, describe_layout
 
 if TYPE_CHECKING:
     from conch.core.custom_metrics import CustomFamilies

@@ -22,7 +22,7 @@ from conch.core.errors import (
 )
 from conch.core.request import InferenceRequest, Parameter
 from conch.core.tensor import Array
-from conch.workers.protocol.tensors import LayoutKey
+from conch.ipc.tensors import LayoutKey
 
 NOTHING = (1 << 64) - 1
 """The word of a missing code or index."""

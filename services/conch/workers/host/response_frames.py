@@ -37,9 +37,9 @@ from typing import NamedTuple
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.response_errors import unsendable
-from conch.workers.protocol.channel import MOST_INLINE, ChannelClosedError, Kind
-from conch.workers.protocol.codec import ERROR, FINAL, PRESENT, encode_error, encode_responses
-from conch.workers.protocol.tensors import MessageStream, Payload, joined_payload
+from conch.ipc.channel import MOST_INLINE, ChannelClosedError, Kind
+from conch.ipc.codec import ERROR, FINAL, PRESENT, encode_error, encode_responses
+from conch.ipc.tensors import MessageStream, Payload, joined_payload
 
 MOST_RESPONSES = 64
 """Responses of a frame: the server's loop handles a frame before it turns to other sockets."""

@@ -16,11 +16,8 @@ from conch.core.response_errors import at_fault, unsendable
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.workers.host.host_reader import HostReader
-from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
-from conch.workers.host.response_frames import ResponseFrames, SentResponse
-from conch.workers.protocol.channel import MOST_INLINE, ChannelClosedError, Kind
-from conch.workers.protocol.codec import (
+from conch.ipc.channel import MOST_INLINE, ChannelClosedError, Kind
+from conch.ipc.codec import (
     RESCHEDULED,
     Times,
     encode_failure,
@@ -29,8 +26,11 @@ from conch.workers.protocol.codec import (
     flags_of,
     text_of,
 )
-from conch.workers.protocol.response_credit import units
-from conch.workers.protocol.tensors import Description, MessageStream, Payload, lists_in_one
+from conch.ipc.response_credit import units
+from conch.ipc.tensors import Description, MessageStream, Payload, lists_in_one
+from conch.workers.host.host_reader import HostReader
+from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
+from conch.workers.host.response_frames import ResponseFrames, SentResponse
 
 Responses = Sequence[InferenceResponse | None]
 Encoded = tuple[bytes, Sequence[bytes], Payload | None]

@@ -19,11 +19,9 @@ from conch.core.model_control import LoadParameter
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
-from conch.workers.host.host_reader import BackupReader, HostReader
-from conch.workers.host.hosted_requests import HostedRequest
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, WireError
-from conch.workers.protocol.codec import (
+from conch.ipc import codec
+from conch.ipc.channel import ChannelClosedError, Kind, WireError
+from conch.ipc.codec import (
     EMPTY_FINAL,
     EXPECTS_DECOUPLED,
     EXPECTS_SINGLE,
@@ -32,7 +30,9 @@ from conch.workers.protocol.codec import (
     decode_responses,
     encode_requests,
 )
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError
+from conch.ipc.tensors import MessageStream, ReceivedMessage, UnreachableError
+from conch.workers.host.host_reader import BackupReader, HostReader
+from conch.workers.host.hosted_requests import HostedRequest
 
 _MOST_FOUND = 1000
 _GONE = "the server is gone"

@@ -33,23 +33,23 @@ from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
-from conch.workers.host.host_reader import BackupReader, HostReader
-from conch.workers.host.hosted_metrics import RemoteFamilies
-from conch.workers.host.hosted_requests import HostedRequests
-from conch.workers.host.response_writer import JoinedResponses, Responses, ResponseWriter
-from conch.workers.host.server_client import ServerClient
-from conch.workers.protocol import codec
-from conch.workers.protocol.busy_poll import BusyPoll
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
-from conch.workers.protocol.response_credit import decode_credit
-from conch.workers.protocol.spec_json import (
+from conch.ipc import codec
+from conch.ipc.busy_poll import BusyPoll
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
+from conch.ipc.response_credit import decode_credit
+from conch.ipc.spec_json import (
     Library,
     library_from_json,
     placement_from_json,
     spec_from_json,
 )
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError, unmapped_error
-from conch.workers.protocol.worker_log import log_to_server
+from conch.ipc.tensors import MessageStream, ReceivedMessage, UnreachableError, unmapped_error
+from conch.ipc.worker_log import log_to_server
+from conch.workers.host.host_reader import BackupReader, HostReader
+from conch.workers.host.hosted_metrics import RemoteFamilies
+from conch.workers.host.hosted_requests import HostedRequests
+from conch.workers.host.response_writer import JoinedResponses, Responses, ResponseWriter
+from conch.workers.host.server_client import ServerClient
 
 if TYPE_CHECKING:
     from conch.workers.host.native_model import NativeModel
@@ -360,13 +360,13 @@ class Host:
 
     def _on_devices(self, subject: int, received: ReceivedMessage) -> None:
         # Sent only by servers that use GPUs; the import is heavy.
+        from conch.ipc.devices import use_in_worker
         from conch.memory.cuda import cuda_devices
-        from conch.workers.protocol.devices import use_in_worker
 
         use_in_worker(self._stream, cuda_devices(), bytes(received.fields))
 
     def _on_freed(self, subject: int, received: ReceivedMessage) -> None:
-        from conch.workers.protocol.devices import WorkerDevices
+        from conch.ipc.devices import WorkerDevices
 
         devices = self._stream.devices
         if isinstance(devices, WorkerDevices):

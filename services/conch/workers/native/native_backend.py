@@ -15,9 +15,9 @@ from conch.core.errors import InvalidArgumentError, UnavailableError, Unsupporte
 from conch.core.execution.placement import Placement, place
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
+from conch.ipc.spec_json import Library
 from conch.workers.environments import Environment, EnvironmentSpec, server_environment
 from conch.workers.native.library_search import NO_STRATEGY, find_library
-from conch.workers.protocol.spec_json import Library
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.worker_group import WorkerGroup

@@ -11,11 +11,11 @@ from typing import Any
 from conch.backends.python.python_settings import Settings
 from conch.core.errors import ERRORS_BY_CODE, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled
+from conch.ipc.channel import WireError
+from conch.ipc.codec import decode_json
+from conch.ipc.spec_json import Library, library_to_json
+from conch.ipc.worker_log import WorkerLog
 from conch.workers.environments import Environment
-from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.codec import decode_json
-from conch.workers.protocol.spec_json import Library, library_to_json
-from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 
 from conch.core.errors import ConchError, UnavailableError
+from conch.ipc.spec_json import Library
 from conch.workers.connection.in_flight import SentBatch
-from conch.workers.protocol.spec_json import Library
 
 _SHOWN_BYTES = 2_048
 _REPORTED_BYTES = 16_384

@@ -14,8 +14,8 @@ from functools import partial
 
 from conch.core.errors import UnavailableError, as_conch_error
 from conch.core.servable import Readiness, WorkerStatus
+from conch.ipc.blocks import IDLE_NS
 from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.protocol.blocks import IDLE_NS
 from conch.workers.supervision.crash_report import in_flight_error, not_healthy
 from conch.workers.supervision.process_monitor import Timer
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy

@@ -14,10 +14,10 @@ from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
+from conch.ipc.spec_json import Library
 from conch.workers.connection.waiting_calls import WorkerWaiter
 from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
-from conch.workers.protocol.spec_json import Library
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.supervisor import Supervisor
 from conch.workers.supervision.watchdog import ExecutionLimit

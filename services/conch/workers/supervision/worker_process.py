@@ -24,12 +24,12 @@ from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
 from conch.core.model_control import load_cancelled
 from conch.core.spec import ModelSpec
+from conch.ipc.channel import PacketChannel
+from conch.ipc.spec_json import Library
 from conch.workers.connection.in_flight import InFlight
 from conch.workers.connection.waiting_calls import WorkerWaiter
 from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
-from conch.workers.protocol.channel import PacketChannel
-from conch.workers.protocol.spec_json import Library
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer

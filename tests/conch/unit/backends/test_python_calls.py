@@ -30,14 +30,14 @@ from conch.backends.python.runtime.module_loading import ModelCode
 from conch.core.bls import Wait, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
-from conch.core.io_loop import IoLoop
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import RequestModel, RequestState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
-from conch.workers.protocol.tensors import ReceivedTensor
+from conch.ipc.loop import IoLoop
+from conch.ipc.tensors import ReceivedTensor
 
 MODEL = """
 import triton_python_backend_utils as pb_utils

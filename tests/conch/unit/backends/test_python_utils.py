@@ -20,7 +20,7 @@ from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
-from conch.workers.protocol.tensors import ReceivedTensor
+from conch.ipc.tensors import ReceivedTensor
 
 
 def received(

@@ -17,12 +17,12 @@ from conch.caches import GROUP, fastest_hash, open_cache
 from conch.caches.local import open_local
 from conch.cli.settings.settings_reader import read_flags
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
 from conch.server_options import PartOptions, ServerOptions
 from conch.server_settings import build_options
+from conch.settings.option import FlagError
 from conch_control.control_options import ControlOptions
 
 

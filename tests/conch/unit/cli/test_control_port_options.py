@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from conch.cli.settings.settings_reader import read_flags
-from conch.core.option import FlagError
 from conch.server_settings import build_options
+from conch.settings.option import FlagError
 from conch_control.remote_api.connection_options import ControlPortOptions
 
 

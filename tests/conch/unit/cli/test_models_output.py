@@ -18,8 +18,8 @@ from conch.cli.models_output import (
     size,
     staged,
 )
+from conch_control.agent_api import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import Event
-from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.client import Update
 from conch_control.version_phase import Phase
 

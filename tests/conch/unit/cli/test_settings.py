@@ -12,10 +12,10 @@ import pytest
 from conch.cli import demo_command, serve_command
 from conch.cli.examples import examples_directory
 from conch.cli.settings.settings_reader import read_flags, read_keywords
-from conch.core.option import DEFAULT, FlagError, Settings
 from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch.core.value_types import integer, parse_bool
 from conch.server_settings import SETTINGS, build_options
+from conch.settings.option import DEFAULT, FlagError, Settings
+from conch.settings.value_types import integer, parse_bool
 from conch_control.control_options import RateLimitOptions
 from conch_platforms.sagemaker_defaults import ADDITIONAL_ARGS
 

@@ -14,20 +14,20 @@ from conch.cli import config_command
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
 from conch.core import process_setup
-from conch.core.option import FlagError, Source
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions
 from conch.server_settings import SETTINGS, build_options
+from conch.settings.option import FlagError, Source
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_generated_files_are_current() -> None:
     assert (ROOT / "docs/settings.md").read_text() == docs_text(), "run scripts/generate_settings.py"
-    assert (ROOT / "services/conch/api/server_keywords.py").read_text() == keywords_text(), "run it"
+    assert (ROOT / "services/conch_api/server_keywords.py").read_text() == keywords_text(), "run it"
 
 
 def test_defaults_of_settings_are_those_of_the_options() -> None:

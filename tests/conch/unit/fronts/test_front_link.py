@@ -13,7 +13,6 @@ from tests.support.servers import eventually
 from tests.support.workers import request_of
 
 from conch.core.clock import monotonic_ns
-from conch.core.io_loop import IO_LOOP
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.operations.operation_table import INFER
@@ -22,9 +21,10 @@ from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import CallerFacts, FrontSettings
-from conch.workers.protocol import codec
-from conch.workers.protocol.channel import Kind, PacketChannel
-from conch.workers.protocol.tensors import MessageStream
+from conch.ipc import codec
+from conch.ipc.channel import Kind, PacketChannel
+from conch.ipc.loop import IO_LOOP
+from conch.ipc.tensors import MessageStream
 
 
 def _send_request(front: MessageStream) -> None:

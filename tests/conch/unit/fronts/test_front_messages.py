@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from conch.core.tensor import Buffer
 from conch.fronts import front_messages as messages
 from conch.fronts.front_messages import Answer, CallerFacts
-from conch.workers.protocol.channel import Kind, PacketChannel, WireError
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.ipc.channel import Kind, PacketChannel, WireError
+from conch.ipc.tensors import MessageStream, ReceivedMessage
 
 _METADATA = st.lists(st.tuples(st.text(), st.text() | st.binary())).map(tuple)
 _MESSAGES = st.binary(max_size=100) | st.just(bytes(20_001))

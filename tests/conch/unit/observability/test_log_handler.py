@@ -18,12 +18,12 @@ from tests.support.forked_logs import log_in_a_fork
 from tests.support.servers import eventually
 
 from conch.backends.python.api.pb_utils import Logger
+from conch.ipc.worker_log import ServerHandler
 from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
 from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
 from conch.observability.logging.log_sinks import StreamSink
 from conch.observability.logging.process_logs import LogFileError, open_logs
 from conch.observability.logging.repeat_limit import WINDOW_NS
-from conch.workers.protocol.worker_log import ServerHandler
 
 log = logging.getLogger("conch.test")
 

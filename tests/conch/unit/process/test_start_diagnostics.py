@@ -13,7 +13,7 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.process.start_diagnostics import SlowLoads, cause_line, hint_for, listener_of, repository_hint
-from conch_control.port import ModelStatus, VersionStatus
+from conch_control.agent_api import ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
 
 

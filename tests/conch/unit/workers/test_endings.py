@@ -25,7 +25,7 @@ from conch.core.execution.response_tracker import ResponseTracker
 from conch.core.model_statistics import ModelStatistics
 from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import SequenceBatching
-from conch.testing.model_repository import Placement, Repository
+from conch_testing.model_repository import Placement, Repository
 
 pytestmark = pytest.mark.process
 

@@ -163,7 +163,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 
 INTERRUPTED = """
     def execute(self, requests):
-        from conch.workers.protocol.channel import PacketChannel
+        from conch.ipc.channel import PacketChannel
         from conch.workers.host.host_reader import BackupReader
         for each in gc.get_objects():
             if type(each) is BackupReader:
@@ -285,7 +285,7 @@ def test_a_thread_may_log_while_it_sends(
     """As finalizers do, which the garbage collector runs wherever it is."""
     model = f"""
     def execute(self, requests):
-        from conch.workers.protocol import blocks, channel
+        from conch.ipc import blocks, channel
         def log_in(owner, name):
             function = getattr(owner, name)
             def logging_first(*arguments):

@@ -21,12 +21,12 @@ from tests.support.workers import request_of
 from conch.core.errors import InternalError
 from conch.core.request import InferenceResponse
 from conch.core.tensor import Tensor
+from conch.ipc.channel import Kind
+from conch.ipc.codec import FINAL, decode_responses, encode_requests, number_of
+from conch.ipc.response_credit import WINDOW
 from conch.workers.host import response_frames
 from conch.workers.host.hosted_requests import HostedRequest
 from conch.workers.host.response_frames import MOST_RESPONSES
-from conch.workers.protocol.channel import Kind
-from conch.workers.protocol.codec import FINAL, decode_responses, encode_requests, number_of
-from conch.workers.protocol.response_credit import WINDOW
 
 STREAMS = 32
 

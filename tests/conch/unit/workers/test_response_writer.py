@@ -15,11 +15,8 @@ from tests.support.workers import request_of
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceResponse
 from conch.core.tensor import Tensor
-from conch.workers.host.host_reader import HostReader
-from conch.workers.host.hosted_requests import HostedRequest
-from conch.workers.host.response_writer import ResponseWriter
-from conch.workers.protocol.channel import Kind, PacketChannel, WireError
-from conch.workers.protocol.codec import (
+from conch.ipc.channel import Kind, PacketChannel, WireError
+from conch.ipc.codec import (
     FAILED,
     FILLER,
     PRESENT,
@@ -28,7 +25,10 @@ from conch.workers.protocol.codec import (
     encode_requests,
     number_of,
 )
-from conch.workers.protocol.tensors import MessageStream, Payload
+from conch.ipc.tensors import MessageStream, Payload
+from conch.workers.host.host_reader import HostReader
+from conch.workers.host.hosted_requests import HostedRequest
+from conch.workers.host.response_writer import ResponseWriter
 
 Change = Callable[[list[HostedRequest], list[InferenceResponse | None]], None]
 BATCH = 5

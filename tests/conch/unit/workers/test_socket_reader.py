@@ -16,13 +16,13 @@ from tests.support.workers import Begun, Running, batch_of, model_spec, request_
 
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.io_loop import SharedLoop
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.ipc.loop import SharedLoop
+from conch.ipc.tensors import MessageStream, ReceivedMessage
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.socket_reader import SocketReader
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
 MODEL = """
 import os, socket, time

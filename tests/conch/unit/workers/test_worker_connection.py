@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, InternalError, NotFoundError, Unsuppor
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
-from conch.workers.protocol.tensors import ReturnedTensor
+from conch.ipc.tensors import ReturnedTensor
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,7 @@ from tests.support.core import WAIT_S
 from tests.support.workers import NoCalls, Running, batch_of, request_of, worker
 
 from conch.core.errors import InternalError, UnavailableError
-from conch.workers.protocol.channel import Kind
+from conch.ipc.channel import Kind
 
 pytestmark = pytest.mark.process
 
@@ -145,7 +145,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
 def test_a_worker_of_another_version(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from conch.workers.protocol import codec; codec.VERSION = 99\n"
+        "from conch.ipc import codec; codec.VERSION = 99\n"
         "from conch.workers.host.worker_loop import serve; serve(int(sys.argv[1]))"
     )
     running = Running(spec_of(tmp_path), NoCalls(), code)

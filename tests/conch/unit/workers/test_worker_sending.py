@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.conch.unit.ipc.test_blocks import LARGE, exchanges, send, tell
 from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
-from tests.conch.unit.workers.test_blocks import LARGE, exchanges, send, tell
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import batch_of, placed, request_of, worker
@@ -24,8 +24,8 @@ from tests.support.workers import batch_of, placed, request_of, worker
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Buffer, Tensor
-from conch.workers.protocol import channel as channel_module
-from conch.workers.protocol.channel import (
+from conch.ipc import channel as channel_module
+from conch.ipc.channel import (
     BUFFER_BYTES,
     ChannelClosedError,
     Kind,
@@ -33,8 +33,8 @@ from conch.workers.protocol.channel import (
     WireError,
     encode,
 )
-from conch.workers.protocol.devices import ServerDevices
-from conch.workers.protocol.tensors import Place, ReceivedMessage
+from conch.ipc.devices import ServerDevices
+from conch.ipc.tensors import Place, ReceivedMessage
 
 
 class FailingSocket:
@@ -201,7 +201,7 @@ return [pb_utils.InferenceResponse([], error=next(response).error())]
 def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
     body = """
 import gc
-from conch.workers.protocol.channel import PacketChannel
+from conch.ipc.channel import PacketChannel
 if requests[0].request_id() == "odd":
     channel = next(item for item in gc.get_objects() if isinstance(item, PacketChannel))
     def send(parts, fds=()):

@@ -39,11 +39,11 @@ from conch.core.clock import monotonic_ns
 from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, InternalError, NotFoundError, without_details
-from conch.core.io_loop import expect_wait
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
 from conch.core.servable import InlineClaim, Servable
+from conch.ipc.loop import expect_wait
 
 log = logging.getLogger(__name__)
 

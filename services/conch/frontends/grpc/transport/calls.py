@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
-from conch.core.io_loop import IoLoop
 from conch.core.request import Reader
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
@@ -36,6 +35,7 @@ from conch.frontends.grpc.transport.metadata import (
     head_with,
     trailers,
 )
+from conch.ipc.loop import IoLoop
 
 _OK = 0
 _CANCELLED = 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from conch.core.io_loop import IoLoop, Timer
 from conch.frontends.grpc.transport.calls import OpenCall
+from conch.ipc.loop import IoLoop, Timer
 
 _BUCKET_BITS = 24  # 17 ms; the client keeps its own time
 _FEW_BUCKETS = 1024

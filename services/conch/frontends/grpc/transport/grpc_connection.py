@@ -50,7 +50,6 @@ from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
 from conch.core.errors import UnavailableError
-from conch.core.io_loop import IoLoop, Timer
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.http2.connection import Http2Connection, too_slow
 from conch.frontends.grpc.http2.events import (
@@ -78,6 +77,7 @@ from conch.frontends.grpc.transport.metadata import (
 )
 from conch.frontends.grpc.transport.port_state import PortState
 from conch.frontends.grpc.transport.wire import Wire
+from conch.ipc.loop import IoLoop, Timer
 
 log = logging.getLogger(__name__)
 

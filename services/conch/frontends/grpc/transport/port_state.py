@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conch.core.clock import Clock
-from conch.core.io_loop import IoLoop
 from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
@@ -16,6 +15,7 @@ from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 from conch.frontends.thread_pool import ThreadPool
+from conch.ipc.loop import IoLoop
 
 # Beside those of HTTP/2.
 _REASONS = ("connections", "keep_alive", "setup", "stuck")

@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.io_loop import IO_LOOP, IoLoop, SharedLoop
 from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.grpc.grpc_options import GrpcOptions
@@ -30,6 +29,7 @@ from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.port_state import PortOptions, PortState
 from conch.frontends.grpc.transport.wire import PlainWire, TlsWire, Wire, tls_context
+from conch.ipc.loop import IO_LOOP, IoLoop, SharedLoop
 
 log = logging.getLogger(__name__)
 

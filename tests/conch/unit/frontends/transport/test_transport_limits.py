@@ -43,7 +43,6 @@ from tests.support.http2_peer import (
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.clock import Clock
-from conch.core.io_loop import IoLoop, SharedLoop
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.tls_options import TlsOptions
@@ -53,6 +52,7 @@ from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.metadata import RequestHead
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import Server
+from conch.ipc.loop import IoLoop, SharedLoop
 
 MIB = 1 << 20
 SIZE = "/t.T/Size"

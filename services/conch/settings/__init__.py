@@ -1,0 +1,1 @@
+"""Settings: options of dataclasses, their types of values and checks."""

@@ -1,1 +1,0 @@
-"""Protocol of a worker's socket, for both ends: channel, codec, tensors, blocks; logs, GPUs, specs."""

@@ -1,0 +1,1 @@
+"""Models in tests without a server; programs import it as `conch.testing`."""
