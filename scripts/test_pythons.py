@@ -96,10 +96,10 @@ def install(python: Path, wanted: list[str]) -> dict[str, str]:
         for each in together:
             alone = pip(python, *wheels, "--dry-run", each)
             if alone.returncode:
-                left_out[each] = reason(alone.stderr)
+                left_out[each] = reason(alone.stdout + alone.stderr)
         some = pip(python, *wheels, "-e", ".", *(each for each in together if each not in left_out))
         if some.returncode:
-            left_out["conch"] = reason(some.stderr)
+            left_out["conch"] = reason(some.stdout + some.stderr)
     return left_out
 
 
