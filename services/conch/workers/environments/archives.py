@@ -93,21 +93,31 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
 
 
 class _Tar(tarfile.TarFile):
-    """An archive whose headers are limited."""
+    """An archive with a limit of what is read for a member's headers: `tarfile` keeps them in memory."""
 
     def __init__(self, name: str | None = None, mode: Any = "r", fileobj: Any = None, **more: Any) -> None:
-        super().__init__(name, mode, _LimitedReads(fileobj), **more)
+        self._reads = _LimitedReads(fileobj)
+        super().__init__(name, mode, self._reads, **more)
+
+    def each(self) -> Iterator[tarfile.TarInfo]:
+        """Yields the members; the contents of one may be read until the next is asked for."""
+        for member in self:
+            self._reads.left = sys.maxsize
+            yield member
+            self._reads.left = _MOST_HEADER
 
 
 class _LimitedReads:
-    """A file without large reads: `tarfile` copies contents in pieces, and reads a header in one."""
+    """A file of which so many bytes can be read."""
 
     def __init__(self, file: Any) -> None:
+        self.left = _MOST_HEADER
         self._file = file
 
     def read(self, size: int) -> Any:
-        if size > _MOST_HEADER:
-            raise ValueError(f"a header of {size} bytes is too large")
+        self.left -= size
+        if self.left < 0:
+            raise ValueError(f"headers of more than {_MOST_HEADER} bytes are too large")
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,10 +142,10 @@ class _Members:
             int(shutil.disk_usage(folder).free * _SHARE_OF_DISK),
         )
 
-    def checked(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    def checked(self, tar: _Tar) -> Iterator[tarfile.TarInfo]:
         """Yields the members with reduced permissions."""
         unpacked = 0
-        for number, member in enumerate(tar):
+        for number, member in enumerate(tar.each()):
             _check(self._stopped, self._archive)
             unpacked += max(member.size, 0)
             if unpacked > self._most_bytes:

@@ -113,7 +113,7 @@ def test_headers_that_would_fill_the_memory_are_refused(
         for number in range(before):
             tar.addfile(tarfile.TarInfo(f"small {number}"))
         tar.addfile(tarfile.TarInfo("n" * (2 << 20)))
-    with pytest.raises(InvalidArgumentError, match=r"a header of 2097\d{3} bytes is too large"):
+    with pytest.raises(InvalidArgumentError, match="headers of more than 1048576 bytes are too large"):
         unpack(tmp_path / "archive", folder, "env")
 
 
