@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -96,10 +97,10 @@ def install(python: Path, wanted: list[str]) -> dict[str, str]:
         for each in together:
             alone = pip(python, *wheels, "--dry-run", each)
             if alone.returncode:
-                left_out[each] = reason(alone.stderr)
+                left_out[each] = reason(alone.stdout + alone.stderr)
         some = pip(python, *wheels, "-e", ".", *(each for each in together if each not in left_out))
         if some.returncode:
-            left_out["conch"] = reason(some.stderr)
+            left_out["conch"] = reason(some.stdout + some.stderr)
     return left_out
 
 
@@ -149,7 +150,10 @@ def results(report: Path) -> tuple[Counter[str], Counter[str], list[str]]:
         if wrong:
             failed.append(f"{case.get('classname')}::{case.get('name')}")
         elif skip is not None:
-            skips[skip.get("message", "").rpartition("\n")[2]] += 1
+            why = skip.get("message", "")
+            if why == "collection skipped":  # a whole file: its path, line and reason
+                why = literal_eval(skip.text or "")[2].removeprefix("Skipped: ")
+            skips[why] += 1
     return outcomes, skips, failed
 
 

@@ -104,10 +104,12 @@ def test_results_name_failures_and_the_reasons_of_skips(tmp_path: Path) -> None:
         '<testcase classname="a" name="fails"><failure message="no"/></testcase>'
         '<testcase classname="a" name="breaks"><error message="no"/></testcase>'
         '<testcase classname="b" name="one"><skipped message="needs torch"/></testcase>'
-        '<testcase classname="b" name="two"><skipped message="needs torch"/></testcase>'
+        '<testcase classname="b" name="two"><skipped message="needs torch">f.py:9</skipped></testcase>'
+        '<testcase classname="" name="b.c"><skipped message="collection skipped">'
+        "('b/c.py', 9, \"Skipped: could not import 'torch': No module named 'torch'\")</skipped></testcase>"
         "</testsuite></testsuites>"
     )
     outcomes, skips, failed = runs.results(report)
-    assert outcomes == {"passed": 1, "failed": 2, "skipped": 2}
-    assert skips == {"needs torch": 2}
+    assert outcomes == {"passed": 1, "failed": 2, "skipped": 3}
+    assert skips == {"needs torch": 2, "could not import 'torch': No module named 'torch'": 1}
     assert failed == ["a::fails", "a::breaks"]

@@ -12,6 +12,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """Issues certificates into a directory."""
@@ -25,6 +37,7 @@ class Authority:
         certificate = (
             self._builder(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS, critical=True)
             .sign(self._key, hashes.SHA256())
         )
         self.root.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -85,4 +98,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + ends)
+            # Python's clients ask for key identifiers, and an authority's key usage, from 3.13 on.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )

@@ -11,7 +11,7 @@ import pytest
 
 OTHERS = [
     version
-    for version in ("3.10", "3.11", "3.12", "3.13", "3.14")
+    for version in ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
     if version != f"{sys.version_info[0]}.{sys.version_info[1]}"
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+import urllib.error
 import urllib.request
 from types import TracebackType
 
@@ -64,6 +65,9 @@ class GpuMetrics:
         try:
             with urllib.request.urlopen(self._url, timeout=_TIMEOUT_S) as response:
                 families = list(text_string_to_metric_families(response.read().decode()))
+        except urllib.error.HTTPError as error:
+            error.close()  # it has the connection
+            return
         except (OSError, http.client.HTTPException, ValueError):
             return
         for family in families:

@@ -17,6 +17,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadCancelled, never
@@ -29,7 +30,6 @@ _MOST_HEADER = 1 << 20  # of long names and extended attributes, which `tarfile`
 _MOST_RATIO = 200  # unpacked to packed; environments have 2 to 5
 _SMALL_BYTES = 64 << 20  # unpacked, of which any ratio is harmless
 _SHARE_OF_DISK = 0.9  # of what is free
-_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
@@ -80,7 +80,7 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
     if start[:2] == _ZIP:
         raise InvalidArgumentError(f"{label}: the archive is a zip file; pack it as .tar.gz")
     try:
-        with tarfile.open(archive, "r:*", tarinfo=_Header) as tar:
+        with archive.open("rb") as file, _Tar.open(archive, "r:*", fileobj=file) as tar:
             checked = _Members(label, archive, folder, stopped).checked(tar)
             if hasattr(tarfile, "fully_trusted_filter"):
                 tar.extractall(folder, checked, filter="fully_trusted")
@@ -92,15 +92,36 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
         ) from error
 
 
-class _Header(tarfile.TarInfo):
-    """A header whose size is checked before its content is read."""
+class _Tar(tarfile.TarFile):
+    """An archive with a limit of what is read for a member's headers: `tarfile` keeps them in memory."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _HEADERS and header.size > _MOST_HEADER:
-            raise ValueError(f"a header of {header.size} bytes is too large")
-        return header
+    def __init__(self, name: str | None = None, mode: Any = "r", fileobj: Any = None, **more: Any) -> None:
+        self._reads = _LimitedReads(fileobj)
+        super().__init__(name, mode, self._reads, **more)
+
+    def each(self) -> Iterator[tarfile.TarInfo]:
+        """Yields the members; the contents of one may be read until the next is asked for."""
+        for member in self:
+            self._reads.left = sys.maxsize
+            yield member
+            self._reads.left = _MOST_HEADER
+
+
+class _LimitedReads:
+    """A file of which so many bytes can be read."""
+
+    def __init__(self, file: Any) -> None:
+        self.left = _MOST_HEADER
+        self._file = file
+
+    def read(self, size: int) -> Any:
+        self.left -= size
+        if self.left < 0:
+            raise ValueError(f"headers of more than {_MOST_HEADER} bytes are too large")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class _Members:
@@ -121,10 +142,10 @@ class _Members:
             int(shutil.disk_usage(folder).free * _SHARE_OF_DISK),
         )
 
-    def checked(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    def checked(self, tar: _Tar) -> Iterator[tarfile.TarInfo]:
         """Yields the members with reduced permissions."""
         unpacked = 0
-        for number, member in enumerate(tar):
+        for number, member in enumerate(tar.each()):
             _check(self._stopped, self._archive)
             unpacked += max(member.size, 0)
             if unpacked > self._most_bytes:

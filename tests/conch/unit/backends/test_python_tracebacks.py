@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,10 @@ def test_failed_execution(harness: Harness, caplog: pytest.LogCaptureFixture, ki
     told = harness.infer(model, {"A": rows(1)}).error
     (text,) = shown(caplog)
     directory = harness.root / "m/1"
+    marks = "\n    ~~~~~~~~~~~~~^^^" if sys.version_info >= (3, 13) else ""
     expected = f'''Traceback (most recent call last):
   File "{directory}/model.py", line 7, in execute
-    helper.broken(0)
+    helper.broken(0){marks}
   File "{directory}/helper.py", line 3, in broken
     return 1 / value
            ~~^~~~~~~

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+READS_ZSTANDARD = sys.version_info >= (3, 14)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz", *(["w:zst"] if READS_ZSTANDARD else [])])
 def test_links_and_permissions_are_kept(tmp_path: Path, folder: Path, mode: str) -> None:
     made = tmp_path / "made"
     (made / "bin").mkdir(parents=True)
@@ -99,11 +103,17 @@ def test_bombs_are_refused_before_they_fill_the_disk(tmp_path: Path, folder: Pat
     assert [each.name for each in folder.iterdir()] == ["small"]
 
 
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_headers_that_would_fill_the_memory_are_refused(tmp_path: Path, folder: Path, form: int) -> None:
-    with tarfile.open(tmp_path / "archive", "w:gz", format=form) as tar:
+@pytest.mark.parametrize("before", [0, 1])
+def test_headers_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, folder: Path, mode: str, form: int, before: int
+) -> None:
+    with tarfile.open(tmp_path / "archive", mode, format=form) as tar:  # type: ignore[call-overload]
+        for number in range(before):
+            tar.addfile(tarfile.TarInfo(f"small {number}"))
         tar.addfile(tarfile.TarInfo("n" * (2 << 20)))
-    with pytest.raises(InvalidArgumentError, match=r"a header of 2097\d{3} bytes is too large"):
+    with pytest.raises(InvalidArgumentError, match="headers of more than 1048576 bytes are too large"):
         unpack(tmp_path / "archive", folder, "env")
 
 
@@ -122,7 +132,7 @@ def test_what_is_no_archive_is_said(tmp_path: Path, folder: Path, content: bytes
         unpack(tmp_path / "archive", folder, "env")
 
 
-@pytest.mark.skipif(hasattr(tarfile, "ZstdFile"), reason="this Python reads Zstandard")
+@pytest.mark.skipif(READS_ZSTANDARD, reason="this Python reads Zstandard")
 def test_compression_that_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "archive").write_bytes(b"\x28\xb5\x2f\xfd and so on")
     with pytest.raises(InvalidArgumentError, match=r"compressed with Zstandard, which Python 3.* can't read"):
