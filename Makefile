@@ -154,7 +154,7 @@ settings: $(STAMP)
 	$(BIN)/python scripts/generate_settings.py
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 bench-setup: $(STAMP)
 	bash bench/setup_peers.sh
