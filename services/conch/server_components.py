@@ -95,7 +95,7 @@ def build_components(
     control = options.control_with_counts()
     if policy is not None and control.mode != "on-demand":
         policy.refuse_load_limits()
-    registry = Registry()
+    registry = Registry(lambda: agent.residency)
     # Each meter measures since it was read last.
     meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
     shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)

@@ -93,7 +93,7 @@ class Agent:
         self.loads = LoadStatistics()
         self.repositories = open_repositories(options, repositories, self.loads)
         if options.namespacing:
-            registry.namespaces = tuple(repository.location for repository in self.repositories)
+            registry.add_namespaces(*(repository.location for repository in self.repositories))
         self._on_drain = on_drain
         self.draining = False
         self.events = EventLog(wall_seconds)

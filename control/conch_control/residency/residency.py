@@ -282,7 +282,6 @@ class Residency:
             self._catalogue.remember(saved.models)
             self._unrestored = list(saved.resident)
         self._baseline = self._loads.resident_bytes() or 0
-        self._registry.cold = self
         self._thread = threading.Thread(target=self._run, name="conch-residency", daemon=True)
         self._thread.start()
 
