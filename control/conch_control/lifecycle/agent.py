@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from conch.core.backend import FindBackend
-from conch.core.bls import Calls
+from conch.core.bls import Calls, FactFinder
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
@@ -86,6 +86,7 @@ class Agent:
         shadows: Shadows | None = None,
         gpu_memory: GpuMemory | None = None,
         passes_blocks: bool = False,
+        facts: FactFinder | None = None,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -102,7 +103,7 @@ class Agent:
         models = GuardedAgent(
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
-        self.calls = Calls(registry, models, passes_blocks)
+        self.calls = Calls(registry, models, passes_blocks, facts)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
