@@ -37,6 +37,7 @@ from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.ensemble_dependencies import NOT_LOADED, EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import PIN, Overrides, apply_overrides, read_overrides
+from conch_control.lifecycle.load_queue import LoadQueue
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_index import ModelIndex
@@ -45,6 +46,7 @@ from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.lifecycle.rollouts import Rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
+from conch_control.lifecycle.version_diff import Origin
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
@@ -105,7 +107,22 @@ class Agent:
         )
         self.calls = Calls(registry, models, passes_blocks, facts)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
-        self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
+        queue = LoadQueue(max(options.load_threads, 1))
+        self.rollout_control = Rollouts(
+            registry,
+            queue,
+            self._states,
+            self.events,
+            self._load_selected,
+            self._source,
+            self._origin,
+            self._hold,
+            Shadows() if shadows is None else shadows,
+            options.state_directory,
+        )
+        self.lifecycle = ModelLifecycle(
+            options, registry, loader, self._states, queue, self.loads, self.rollout_control
+        )
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         on_demand = options.mode == "on-demand"
@@ -113,17 +130,6 @@ class Agent:
         if on_demand:
             loads = ResidentLoads(options, self._dependencies, self._states, loader)
             self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
-        self.rollout_control = Rollouts(
-            registry,
-            self.lifecycle,
-            self._states,
-            self.events,
-            self._load_selected,
-            self._source,
-            self.residency,
-            Shadows() if shadows is None else shadows,
-            options.state_directory,
-        )
         self._index = ModelIndex(
             registry,
             self._states,
@@ -217,6 +223,16 @@ class Agent:
         self._dependencies.load_selected(name, self._last_scan)
         if self.residency is not None:
             self.residency.measure(name)
+
+    def _origin(self, name: str) -> Origin | None:
+        """Origin of a loaded model; None if it is not loaded."""
+        return self.lifecycle.origin(name)
+
+    def _hold(self, name: str, held: bool) -> None:
+        """Keeps a model of a rollout in memory, or no longer."""
+        if self.residency is not None:
+            change = self.residency.hold if held else self.residency.release
+            change(name, "rollout")
 
     def _source(self, name: str) -> ModelSource | None:
         """A model in the repositories as they are now."""
