@@ -116,7 +116,7 @@ class Agent:
             self._load_selected,
             self._source,
             self._origin,
-            self._hold,
+            self._pin,
             Shadows() if shadows is None else shadows,
             options.state_directory,
         )
@@ -225,14 +225,11 @@ class Agent:
             self.residency.measure(name)
 
     def _origin(self, name: str) -> Origin | None:
-        """Origin of a loaded model; None if it is not loaded."""
         return self.lifecycle.origin(name)
 
-    def _hold(self, name: str, held: bool) -> None:
-        """Keeps a model of a rollout in memory, or no longer."""
+    def _pin(self, name: str, pinned: bool) -> None:
         if self.residency is not None:
-            change = self.residency.hold if held else self.residency.release
-            change(name, "rollout")
+            self.residency.pin_for_rollout(name, pinned)
 
     def _source(self, name: str) -> ModelSource | None:
         """A model in the repositories as they are now."""

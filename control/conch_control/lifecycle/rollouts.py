@@ -98,7 +98,7 @@ class Rollouts(RolloutCalls):
         load: Loads a model as it is selected now.
         source: Finds a model in the repositories as they are now.
         origin: Returns what a model was loaded from; None if it is not loaded.
-        hold: Keeps a model in memory while True, in on-demand mode.
+        pin: Keeps a model in memory while True, in on-demand mode.
         shadows: Shadows of the server.
         state_directory: State directory of the server; None to forget progress with the process.
 
@@ -116,7 +116,7 @@ class Rollouts(RolloutCalls):
         load: Callable[[str], None],
         source: Callable[[str], ModelSource | None],
         origin: Callable[[str], Origin | None],
-        hold: Callable[[str, bool], None],
+        pin: Callable[[str, bool], None],
         shadows: Shadows,
         state_directory: Path | None,
     ) -> None:
@@ -127,7 +127,7 @@ class Rollouts(RolloutCalls):
         self._load = load
         self._source = source
         self._origin = origin
-        self._hold = hold
+        self._pin = pin
         self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
         self._files: dict[str, VersionDigests] = {}
@@ -316,7 +316,7 @@ class Rollouts(RolloutCalls):
         """See `CanaryServer.changed`."""
         with self._lock:
             self._transitions[model, transition.state.value, transition.called] += 1
-        self._hold(model, transition.state not in RESTING)
+        self._pin(model, transition.state not in RESTING)
         self._states.rollout_changed(model, transition_of(transition))
 
     # --- the loop: Counters

@@ -104,9 +104,8 @@ class Entry:
 class Registry:
     """The models of a server.
 
-    Args:
-        cold: Returns what is asked before a model without a version that serves is refused; None if all are
-            in memory. A function, as models are loaded into this registry.
+    `cold` finds what is asked before a model without a version that serves is refused; None if all are in
+    memory. It is a function, as such models are loaded into this registry.
 
     Attributes:
         namespaces: The possible namespaces of models; empty if names are unique.

@@ -64,11 +64,6 @@ class PortConnection(Protocol):
 class PortState:
     """State that the connections of one port share; changed on the loop's thread once the port serves.
 
-    Args:
-        options: The limits.
-        clock: Monotonic time in nanoseconds.
-        most_unread_bytes: See `OpenCalls`.
-
     Attributes:
         loop: The loop of their sockets.
         clock: Monotonic time in nanoseconds.
