@@ -27,7 +27,7 @@ from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.http_loop import LoopThread
-from conch.frontends.http.server_facts import ServerFacts
+from conch.frontends.http.server_facts import find_fact
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
@@ -95,7 +95,7 @@ def build_components(
     control = options.control_with_counts()
     if policy is not None and control.mode != "on-demand":
         policy.refuse_load_limits()
-    registry = Registry()
+    registry = Registry(lambda: agent.residency)
     # Each meter measures since it was read last.
     meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
     shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
@@ -115,6 +115,7 @@ def build_components(
             shadows=shadows,
             gpu_memory=gpu_memory,
             passes_blocks=server.front_ends > 0,
+            facts=lambda *asked: find_fact(core, services, metrics, *asked),
         )
     except BaseException:
         if gpu_memory is not None:
@@ -172,7 +173,6 @@ def build_components(
     )
     parts += in_order(_open_parts(options, context))
     metrics = next((part.text for part in parts if isinstance(part, MetricsPart)), None)
-    agent.calls.facts = ServerFacts(core, services, metrics)
     return Components(context, policy, planner)
 
 

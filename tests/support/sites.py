@@ -121,7 +121,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.repository = root / "models"
         self.repository.mkdir(exist_ok=True)
-        self.registry = Registry()
+        self.registry = Registry(lambda: self._agents[-1].residency if self._agents else None)
         self.backend = EchoBackend()
         self._agents: list[Agent] = []
 

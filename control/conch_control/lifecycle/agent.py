@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from conch.core.backend import FindBackend
-from conch.core.bls import Calls
+from conch.core.bls import Calls, FactFinder
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
@@ -37,6 +37,7 @@ from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.ensemble_dependencies import NOT_LOADED, EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import PIN, Overrides, apply_overrides, read_overrides
+from conch_control.lifecycle.load_queue import LoadQueue
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_index import ModelIndex
@@ -45,6 +46,7 @@ from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.lifecycle.rollouts import Rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
+from conch_control.lifecycle.version_diff import Origin
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
@@ -86,6 +88,7 @@ class Agent:
         shadows: Shadows | None = None,
         gpu_memory: GpuMemory | None = None,
         passes_blocks: bool = False,
+        facts: FactFinder | None = None,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -93,7 +96,7 @@ class Agent:
         self.loads = LoadStatistics()
         self.repositories = open_repositories(options, repositories, self.loads)
         if options.namespacing:
-            registry.namespaces = tuple(repository.location for repository in self.repositories)
+            registry.add_namespaces(*(repository.location for repository in self.repositories))
         self._on_drain = on_drain
         self.draining = False
         self.events = EventLog(wall_seconds)
@@ -102,9 +105,24 @@ class Agent:
         models = GuardedAgent(
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
-        self.calls = Calls(registry, models, passes_blocks)
+        self.calls = Calls(registry, models, passes_blocks, facts)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
-        self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
+        queue = LoadQueue(max(options.load_threads, 1))
+        self.rollout_control = Rollouts(
+            registry,
+            queue,
+            self._states,
+            self.events,
+            self._load_selected,
+            self._source,
+            self._origin,
+            self._pin,
+            Shadows() if shadows is None else shadows,
+            options.state_directory,
+        )
+        self.lifecycle = ModelLifecycle(
+            options, registry, loader, self._states, queue, self.loads, self.rollout_control
+        )
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         on_demand = options.mode == "on-demand"
@@ -112,17 +130,6 @@ class Agent:
         if on_demand:
             loads = ResidentLoads(options, self._dependencies, self._states, loader)
             self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
-        self.rollout_control = Rollouts(
-            registry,
-            self.lifecycle,
-            self._states,
-            self.events,
-            self._load_selected,
-            self._source,
-            self.residency,
-            Shadows() if shadows is None else shadows,
-            options.state_directory,
-        )
         self._index = ModelIndex(
             registry,
             self._states,
@@ -216,6 +223,13 @@ class Agent:
         self._dependencies.load_selected(name, self._last_scan)
         if self.residency is not None:
             self.residency.measure(name)
+
+    def _origin(self, name: str) -> Origin | None:
+        return self.lifecycle.origin(name)
+
+    def _pin(self, name: str, pinned: bool) -> None:
+        if self.residency is not None:
+            self.residency.pin_for_rollout(name, pinned)
 
     def _source(self, name: str) -> ModelSource | None:
         """A model in the repositories as they are now."""

@@ -98,8 +98,8 @@ class ModelArchives:
         self._repositories.add(archive)
         with self._lock:
             self._archives[model] = archive
-            if self._options.namespacing:
-                self._registry.namespaces = (*self._registry.namespaces, archive.location)
+        if self._options.namespacing:
+            self._registry.add_namespaces(archive.location)
         nothing: Mapping[str, LoadParameter] = {}
         with ExitStack() as undo:
             undo.callback(self.unregister, model, _CLEAN_UP_S)  # parts of an ensemble may be loaded
@@ -152,9 +152,7 @@ class ModelArchives:
             self._states.forget(self._identifier(archive, name))
         with self._lock:
             self._archives.pop(model, None)
-            self._registry.namespaces = tuple(
-                each for each in self._registry.namespaces if each != archive.location
-            )
+        self._registry.remove_namespace(archive.location)
 
 
 def _check_entries(directory: Path) -> None:

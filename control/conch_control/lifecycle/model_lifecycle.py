@@ -88,9 +88,7 @@ class ModelLifecycle:
     """Loads models into the registry and unloads them.
 
     Loads of one model run one at a time, those of different models in parallel up to ``load_threads``.
-
-    Attributes:
-        observer: Chooses among the versions of models with a rollout; None for none.
+    `observer` chooses among the versions of models with a rollout; None for none.
     """
 
     def __init__(
@@ -99,14 +97,16 @@ class ModelLifecycle:
         registry: Registry,
         loader: ModelLoader,
         states: VersionStates,
+        queue: LoadQueue,
         statistics: LoadStatistics | None = None,
+        observer: LoadObserver | None = None,
     ) -> None:
         self._registry = registry
         self._loader = loader
         self._options = options
         self._states = states
-        self.queue = LoadQueue(max(options.load_threads, 1))
-        self._lock = self.queue.lock
+        self.queue = queue
+        self._lock = queue.lock
         self._statistics = LoadStatistics() if statistics is None else statistics
         self._agents = NativeAgents(options.repoagent_directory)
         self.builder = VersionBuilder(loader, states, self.queue, options)
@@ -114,7 +114,7 @@ class ModelLifecycle:
         self.drainer = Drainer(self._lock, registry, states)
         self._loaded: dict[str, _Loaded] = {}
         self._leases: dict[Servable, Lease] = {}
-        self.observer: LoadObserver | None = None
+        self._observer = observer
 
     def origin(self, name: str) -> Origin | None:
         """Origin of a loaded model; None if the model is not loaded."""
@@ -189,8 +189,8 @@ class ModelLifecycle:
         self._ended(name)
 
     def _ended(self, name: str) -> None:
-        if self.observer is not None and not self.queue.closed:
-            self.observer.ended(name)
+        if self._observer is not None and not self.queue.closed:
+            self._observer.ended(name)
 
     def unload(
         self, name: str, then: Callable[[], None] = lambda: None, gone: Callable[[], None] = lambda: None
@@ -360,9 +360,9 @@ class ModelLifecycle:
         self, name: str, loaded: _Loaded | None, wanted: _Loaded, serving: Mapping[int, Servable]
     ) -> list[int]:
         """Serving versions that a rollout holds, perhaps since the load began, and may stay as they are."""
-        if self.observer is None or loaded is None:
+        if self._observer is None or loaded is None:
             return []
-        held = [version for version in self.observer.held(name) if version in serving]
+        held = [version for version in self._observer.held(name) if version in serving]
         if loaded is wanted:
             return held
         actions = diff_versions(loaded.origin, wanted.origin, held)
@@ -433,8 +433,8 @@ class ModelLifecycle:
         """Current state of a model's files. Raises PollError: storage or declaration is at fault."""
         try:
             state = source.fingerprint()
-            if self.observer is not None:
-                self.observer.begins(source, state)
+            if self._observer is not None:
+                self._observer.begins(source, state)
             return state
         except (ConchError, OSError) as error:
             failure = poll_error(name, error)
@@ -450,9 +450,9 @@ class ModelLifecycle:
             return select_versions(config, available)
 
         try:
-            if self.observer is None:
+            if self._observer is None:
                 return policy(definition.versions)
-            return self.observer.versions_of(name, definition.versions, policy)
+            return self._observer.versions_of(name, definition.versions, policy)
         except InvalidArgumentError as error:
             log.error("failed to load '%s': %s", name, with_code(error))
             raise NoVersionError(name, error.message) from error

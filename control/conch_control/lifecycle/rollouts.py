@@ -41,16 +41,14 @@ from conch.core.shadows.shadow import Shadow
 from conch.core.shadows.shadow_service import Shadows
 from conch_control.events import EventLog
 from conch_control.lifecycle.declared_files import VersionDigests, read_declaration
-from conch_control.lifecycle.load_queue import SupersededError
-from conch_control.lifecycle.model_lifecycle import ModelLifecycle
-from conch_control.lifecycle.version_diff import STALE
+from conch_control.lifecycle.load_queue import LoadQueue, SupersededError
+from conch_control.lifecycle.version_diff import STALE, Origin
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.repository.layout import (
     Fingerprint,
     split_markers,
 )
 from conch_control.repository.source import ModelSource
-from conch_control.residency.residency import Residency
 from conch_control.rollout.guards import Counts
 from conch_control.rollout.interface_check import interface_differences
 from conch_control.rollout.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
@@ -95,11 +93,12 @@ class Rollouts(RolloutCalls):
 
     Args:
         registry: The models that serve.
-        lifecycle: Loads and unloads.
+        queue: The loads of the server.
         states: States of versions.
         load: Loads a model as it is selected now.
         source: Finds a model in the repositories as they are now.
-        residency: Keeps models of rollouts in memory; None but in on-demand mode.
+        origin: Returns what a model was loaded from; None if it is not loaded.
+        pin: Keeps a model in memory while True, in on-demand mode.
         shadows: Shadows of the server.
         state_directory: State directory of the server; None to forget progress with the process.
 
@@ -111,22 +110,24 @@ class Rollouts(RolloutCalls):
     def __init__(
         self,
         registry: Registry,
-        lifecycle: ModelLifecycle,
+        queue: LoadQueue,
         states: VersionStates,
         events: EventLog,
         load: Callable[[str], None],
         source: Callable[[str], ModelSource | None],
-        residency: Residency | None,
+        origin: Callable[[str], Origin | None],
+        pin: Callable[[str, bool], None],
         shadows: Shadows,
         state_directory: Path | None,
     ) -> None:
         self._registry = registry
-        self._lifecycle = lifecycle
+        self._queue = queue
         self._states = states
         self.events = events
         self._load = load
         self._source = source
-        self._residency = residency
+        self._origin = origin
+        self._pin = pin
         self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
         self._files: dict[str, VersionDigests] = {}
@@ -138,7 +139,6 @@ class Rollouts(RolloutCalls):
         self._transitions: Counter[tuple[str, str, bool]] = Counter()
         directory = None if state_directory is None else StateDirectory(state_directory / STATE_DIRECTORY)
         self.loop = RolloutLoop(self, self, directory)
-        lifecycle.observer = self
 
     def stop(self) -> None:
         """Ends the loop; routes stay as they are."""
@@ -205,9 +205,9 @@ class Rollouts(RolloutCalls):
         files = self._files.get(model)
         if files is None:
             return None
-        with self._lifecycle.queue.lock:  # no swap in between
+        with self._queue.lock:  # no swap in between
             ready = self._registry.entries.get(model, _NO_ENTRY).ready
-            origin = self._lifecycle.origin(model)
+            origin = self._origin(model)
         statuses = self._states.versions(model)
         whole = self._failures.get(model)
         served = self._served.get(model)
@@ -294,20 +294,20 @@ class Rollouts(RolloutCalls):
     def _follow(self, model: str) -> None:
         while True:
             try:
-                if self._lifecycle.origin(model) is not None:
+                if self._origin(model) is not None:
                     self._failures.pop(model, None)
                     self._load(model)
             except SupersededError:
                 pass  # by a newer load, which selects the same
             except Exception as error:  # boundary: the top of the thread
-                if not self._lifecycle.queue.closed:
+                if not self._queue.closed:
                     if not isinstance(error, ConchError):
                         log.exception("model '%s' could not be loaded for its rollout", model)
                     self._failures[model] = as_conch_error(error).message, self.events.now()
                     self.ended(model)
             with self._lock:
                 follower = self._followers[model]
-                if not follower.again or self._lifecycle.queue.closed:
+                if not follower.again or self._queue.closed:
                     del self._followers[model]
                     return
                 follower.again = False
@@ -316,9 +316,7 @@ class Rollouts(RolloutCalls):
         """See `CanaryServer.changed`."""
         with self._lock:
             self._transitions[model, transition.state.value, transition.called] += 1
-        if self._residency is not None:
-            keep = self._residency.release if transition.state in RESTING else self._residency.hold
-            keep(model, "rollout")
+        self._pin(model, transition.state not in RESTING)
         self._states.rollout_changed(model, transition_of(transition))
 
     # --- the loop: Counters

@@ -201,17 +201,17 @@ class _Usage:
 
 @dataclass(slots=True)
 class _Pins:
-    """Models that are pinned: by calls, by their configs, and by holders with the reason of each."""
+    """Models that are pinned: by calls, by their configs, and by their rollouts."""
 
     by_calls: set[str] = field(default_factory=set)
     by_configs: set[str] = field(default_factory=set)
-    held: dict[str, set[str]] = field(default_factory=dict)
+    by_rollouts: set[str] = field(default_factory=set)
 
     def reason(self, name: str) -> str:
         """Reason for which a model stays in memory, for an error; empty if nothing holds it."""
         if name in self.by_calls or name in self.by_configs:
             return "pinned"
-        return ", ".join(sorted(self.held.get(name, ())))
+        return "rollout" if name in self.by_rollouts else ""
 
 
 class Residency:
@@ -282,7 +282,6 @@ class Residency:
             self._catalogue.remember(saved.models)
             self._unrestored = list(saved.resident)
         self._baseline = self._loads.resident_bytes() or 0
-        self._registry.cold = self
         self._thread = threading.Thread(target=self._run, name="conch-residency", daemon=True)
         self._thread.start()
 
@@ -465,26 +464,13 @@ class Residency:
     def _has_above(self, name: str) -> bool:
         return any(name in each.parts for each in self._plan.resident())
 
-    def hold(self, name: str, reason: str) -> None:
-        """Keeps a model in memory, if it is there or as soon as it is, until `release` with the same reason.
+    def pin_for_rollout(self, name: str, pinned: bool) -> None:
+        """Keeps a model in memory while True, if it is there or as soon as it is.
 
         A call that unloads the model still does so.
-
-        Args:
-            name: The model.
-            reason: A few words for the error of a load that finds no room, such as ``rollout``.
         """
         with self._lock:
-            self._pins.held.setdefault(name, set()).add(reason)
-            self._pin()
-
-    def release(self, name: str, reason: str) -> None:
-        """Ends `hold`; without effect if there is none."""
-        with self._lock:
-            reasons = self._pins.held.get(name, set())
-            reasons.discard(reason)
-            if not reasons:
-                self._pins.held.pop(name, None)
+            (self._pins.by_rollouts.add if pinned else self._pins.by_rollouts.discard)(name)
             self._pin()
             self._wake()
 
@@ -1024,7 +1010,7 @@ class Residency:
             self._wake()
 
     def _pin(self) -> None:
-        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.held.keys()
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.by_rollouts
 
     def _unpin(self, name: str) -> None:
         with self._lock:

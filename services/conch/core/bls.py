@@ -126,16 +126,19 @@ class ServerCalls(Protocol):
 class Calls:
     """`ServerCalls` over a registry; without a `repository`, models can't load or unload others.
 
-    Attributes:
-        facts: Finds what models ask of the server; None without one.
+    `facts` finds what models ask of the server; None without one.
     """
 
     def __init__(
-        self, registry: Registry, repository: ModelControl | None = None, passes_blocks: bool = False
+        self,
+        registry: Registry,
+        repository: ModelControl | None = None,
+        passes_blocks: bool = False,
+        facts: FactFinder | None = None,
     ) -> None:
         self.waiters: set[Waiter] = set()
         self.passes_blocks = passes_blocks
-        self.facts: FactFinder | None = None
+        self._facts = facts
         self._repository = repository
         self._registry = registry
         admission = Admission(registry, "model-call")
@@ -156,9 +159,9 @@ class Calls:
 
     def fact(self, kind: str, name: str = "", version: str = "") -> object:
         """See `ServerCalls.fact`."""
-        if self.facts is None:
+        if self._facts is None:
             raise UnavailableError("there is no server to ask")
-        return self.facts(kind, name, version)
+        return self._facts(kind, name, version)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""

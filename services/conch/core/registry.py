@@ -17,7 +17,7 @@ Threads and locks: readers take no lock, as all mappings are replaced, never cha
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -104,20 +104,22 @@ class Entry:
 class Registry:
     """The models of a server.
 
+    `cold` finds what is asked before a model without a version that serves is refused; None if all are in
+    memory. It is a function, as such models are loaded into this registry.
+
     Attributes:
         namespaces: The possible namespaces of models; empty if names are unique.
         draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
             oldest first.
         route_counts: Requests that routes have divided, by identifier; replaced, never changed.
-        cold: Asked before a model without a version that serves is refused; None if all are in memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cold: Callable[[], ColdModels | None] = lambda: None) -> None:
         self._lock = threading.RLock()
         self._labels: dict[str, _Labels] = {}
         self._routes: dict[str, Route] = {}
         self.route_counts: Mapping[str, RouteCounts] = {}
-        self.cold: ColdModels | None = None
+        self._cold = cold
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
@@ -127,6 +129,21 @@ class Registry:
     def entries(self) -> Mapping[str, Entry]:
         """All entries by identifier, as an immutable mapping."""
         return self._entries
+
+    @property
+    def cold(self) -> ColdModels | None:
+        """Models that may be out of memory; None if all are in it."""
+        return self._cold()
+
+    def add_namespaces(self, *namespaces: str) -> None:
+        """Adds possible namespaces, before a model of theirs is published."""
+        with self._lock:
+            self.namespaces = (*self.namespaces, *namespaces)
+
+    def remove_namespace(self, namespace: str) -> None:
+        """Removes a namespace, if it is there."""
+        with self._lock:
+            self.namespaces = tuple(each for each in self.namespaces if each != namespace)
 
     def publish(self, name: str, entry: Entry) -> None:
         """Replaces the entry of an identifier, for all later requests; adds its labels and its route."""
@@ -263,8 +280,9 @@ class Registry:
 
     def _miss(self, name: str, entry: Entry | None = None) -> None:
         """Raises ColdModelError if a name without a version that serves is that of a model to be loaded."""
-        if self.cold is not None and (entry is None or not entry.ready):
-            self.cold.missed(name)
+        cold = self.cold
+        if cold is not None and (entry is None or not entry.ready):
+            cold.missed(name)
 
     def _rename(self, identifier: str) -> None:
         """Points the name of an identifier to its only ready model; called with the lock held."""

@@ -20,11 +20,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from conch.core.clock import monotonic_ns
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -34,7 +34,7 @@ from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
-from conch.frontends.grpc.transport.port_state import PortConnection, PortState
+from conch.frontends.grpc.transport.port_state import PortConnection, PortOptions, PortState
 from conch.frontends.grpc.transport.transport_server import wire
 from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.operations.operation_table import INFER
@@ -66,11 +66,13 @@ _CALL_MASK = (1 << CALL_BITS) - 1
 class _Port(PortState):
     """A port that calls `on_removed` for each connection that has ended."""
 
-    on_removed: Any
+    def __init__(self, options: PortOptions, clock: Clock, on_removed: Callable[[], None]) -> None:
+        super().__init__(options, clock, LEAST_OF_ONE)  # so that the core counts the rest as unread
+        self._on_removed = on_removed
 
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""
-        self.on_removed()
+        self._on_removed()
         super().remove(connection)
 
 
@@ -153,15 +155,13 @@ class Front:
             None if tls is None else tls_context(tls.private_key, tls.certificate, tls.client_root)
             for tls in settings.tls
         ]
-        port = self._port = _Port(settings.port, self._clock)
-        port.on_removed = self._connection_ended
-        port.open_calls.most_unread_bytes = LEAST_OF_ONE  # so that the core counts the rest as unread
+        port = self._port = _Port(settings.port, self._clock, self._connection_ended)
         port.use(self._loop)
-        port.unary = {method: partial(self._open, method) for method in settings.unary}
+        port.unary.update({method: partial(self._open, method) for method in settings.unary})
         port.unary[INFER.grpc_method] = self._infer
         self._checked = frozenset(settings.checked)
-        port.admissions = {method: partial(self._admit, method) for method in settings.checked}
-        port.streams = {method: partial(self._open_stream, method) for method in settings.streams}
+        port.admissions.update({method: partial(self._admit, method) for method in settings.checked})
+        port.streams.update({method: partial(self._open_stream, method) for method in settings.streams})
         self._loop.register(self._connections.fileno(), _Acceptor(self))
         self._stream.send(Kind.HELLO, 0, codec.encode_hello(os.getpid()))
         self._report()

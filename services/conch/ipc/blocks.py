@@ -406,8 +406,7 @@ class Mappings:
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, MappedBlock] = {}
         self._passed: dict[int, Array] = {}
-        self._views = _ReleaseQueue()
-        self._views.on_release = self._on_released
+        self._views = _ReleaseQueue(self._on_released)
         self.released = self._views.released
         self._on_many = on_many
 
@@ -532,7 +531,7 @@ class Mappings:
         """Drops all blocks; memory is freed with its last view. Nothing is returned any more."""
         self._maps.clear()
         self._passed.clear()
-        self._views.on_release = None
+        self._views.close()
         self._on_many = _return_none
 
 
@@ -571,14 +570,13 @@ class _ReleaseQueue:
         released: Numbers of collected arrays.
         numbers: Numbers of living arrays that are named by them, by identity.
         nbytes: About the bytes of `released`; set to 0 when the queue is emptied.
-        on_release: Called after each; must not block.
     """
 
     # `weakref.finalize` costs ten times as much, and also runs at exit.
-    def __init__(self) -> None:
+    def __init__(self, on_release: Callable[[], None] | None = None) -> None:
         self.released: deque[int] = deque()
         self.nbytes = 0
-        self.on_release: Callable[[], None] | None = None
+        self._on_release = on_release  # called after each; must not block
         self.numbers: dict[int, int] = {}
         self._references: dict[int, weakref.ref[Array]] = {}
 
@@ -591,9 +589,12 @@ class _ReleaseQueue:
             numbers.pop(key, None)
             self.released.append(number)
             self.nbytes += nbytes
-            if self.on_release is not None:
-                self.on_release()
+            if self._on_release is not None:
+                self._on_release()
 
         references[key] = weakref.ref(root, on_collected)
         if named:
             numbers[key] = number
+
+    def close(self) -> None:
+        self._on_release = None

@@ -47,9 +47,9 @@ class PythonBackend(Backend):
         from conch.backends.python.api.pb_model_config import auto_complete
         from conch.backends.python.runtime.python_instance import load_code
 
-        code = load_code(config.get("name", ""), version_directory, file_name)
+        code, model_class = load_code(config.get("name", ""), version_directory, file_name)
         try:
-            return auto_complete(code.model_class, config)
+            return auto_complete(model_class, config)
         finally:
             code.close()
 

@@ -120,8 +120,9 @@ class ModelNames:
                     raise UnavailableError(f"The model `{name}` is not ready: it is being loaded")
                 if state.state == "UNAVAILABLE" and state.reason != _UNLOADED:
                     raise UnavailableError(f"The model `{name}` is not ready: {state.reason}")
-        if self._registry.cold is not None:
-            self._registry.cold.missed(name)
+        cold = self._registry.cold
+        if cold is not None:
+            cold.missed(name)
 
     def _index(self) -> Mapping[str, NamedModel]:
         entries = self._registry.entries

@@ -33,7 +33,7 @@ from conch.core.tensor import Tensor
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle import draining
-from conch_control.lifecycle.load_queue import SupersededError
+from conch_control.lifecycle.load_queue import LoadQueue, SupersededError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_states import FORGOTTEN, StatesSnapshot, VersionStates
@@ -162,7 +162,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.states = VersionStates(self.registry, self.events)
         options = ControlOptions(repositories=(), load_threads=2, load_retries=1)
         loader = ModelLoader(options, self.get_backend, self.registry)
-        self.lifecycle = ModelLifecycle(options, self.registry, loader, self.states)
+        self.lifecycle = ModelLifecycle(options, self.registry, loader, self.states, LoadQueue(2))
         self.models: dict[str, RemoteModel] = {}
         self.pool = ThreadPoolExecutor(64)
         self.loads: list[Future[None]] = []

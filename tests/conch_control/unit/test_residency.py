@@ -335,18 +335,16 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask_for(site, "b") is None
 
 
-def test_a_held_model_stays_until_all_holds_are_released(site: Site) -> None:
+def test_a_model_stays_while_its_rollout_pins_it(site: Site) -> None:
     for name in "ab":
         site.model(name)
     residency = on_demand(site, models=1, cold_start_timeout_s=0.2).residency
     assert residency is not None
-    residency.hold("a", "rollout")
-    residency.hold("a", "test")
+    residency.pin_for_rollout("a", True)
     assert ask_for(site, "a") is None
-    residency.release("a", "test")
     with pytest.raises(ResourceExhaustedError, match=r"'a' has 1 MB \(rollout\)"):
         ask_for(site, "b")
-    residency.release("a", "rollout")
+    residency.pin_for_rollout("a", False)
     assert ask_for(site, "b") is None
 
 

@@ -20,7 +20,7 @@ from conch.core.model_control import load_cancelled
 from conch.core.registry import VersionState
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
-from conch_control.lifecycle.load_queue import SupersededError
+from conch_control.lifecycle.load_queue import LoadQueue, SupersededError
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
@@ -48,7 +48,7 @@ class Storage:
         self.events = EventLog(lambda: 0.0)
         self.states = VersionStates(site.registry, self.events)
         loader = ModelLoader(options, site.get_backend, site.registry)
-        self.lifecycle = ModelLifecycle(options, site.registry, loader, self.states)
+        self.lifecycle = ModelLifecycle(options, site.registry, loader, self.states, LoadQueue(4))
         self.models: list[RemoteModel] = []
         self._pool = ThreadPoolExecutor(8)
 

@@ -43,6 +43,7 @@ class Closing:
         Returns True if everything finished in time; if not, the threads end with their batches.
         """
         runner = self._runner
+        self._tracker.await_none(self._check_open)  # before the number is read
         with runner.lock:
             self.begun = True
             runner.scheduler.begin_closing(runner.clock())
@@ -60,6 +61,11 @@ class Closing:
         self._drained.notify_all()
         self._wake_threads()
         return True
+
+    def _check_open(self) -> None:
+        """As `check`, when the last open request is complete; without the lock."""
+        with self._runner.lock:
+            self.check()
 
     def _wake_threads(self) -> None:
         """Has the threads see that the runner closes, or is drained."""

@@ -11,10 +11,10 @@ execution decides which thread completes a request (`_TrackedResponder.claim`) a
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError, QueueTimeoutError
-from conch.core.execution.runner_base import RunnerBase
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.responder_layers import ResponderLayer
@@ -29,16 +29,13 @@ class ResponseTracker:
         statistics: Counts requests and executions.
         clock: Monotonic time in nanoseconds.
         decoupled: True if each response is counted too.
-
-    Attributes:
-        runner: Its close waits for the open requests; None for a warm-up.
     """
 
     def __init__(self, statistics: ModelStatistics, clock: Clock, decoupled: bool) -> None:
         self.statistics = statistics
         self.clock = clock
         self.decoupled = decoupled
-        self.runner: RunnerBase | None = None
+        self._awaited: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._count = 0
 
@@ -46,6 +43,10 @@ class ResponseTracker:
     def count(self) -> int:
         """Number of open requests."""
         return self._count
+
+    def await_none(self, then: Callable[[], None]) -> None:
+        """Has `then` called whenever the last open request is complete from now on."""
+        self._awaited = then
 
     def begin(self, batch: Batch) -> ExecutionRecord:
         """Tracks all requests of a batch that is about to run; its start time must be set."""
@@ -112,8 +113,8 @@ class ResponseTracker:
         with self._lock:
             self._count -= 1
             none = not self._count
-        if none and self.runner is not None:
-            self.runner.check_open()
+        if none and self._awaited is not None:
+            self._awaited()
 
     def _add(self, count: int) -> None:
         with self._lock:

@@ -185,7 +185,6 @@ class Runner(RunnerBase):
         self.threads = ModelThreads(name, self)
         self.expiry = ExpiryThread(name, self, self.tracker)
         self.closing = Closing(self, self.instances, self.tracker, self.threads, self.expiry)
-        self.tracker.runner = self
         self._expiries = scheduler.expiries
         self._later_ns = NEVER  # when a batch is due, if `_take` found none
         self._claimed = False
@@ -339,13 +338,6 @@ class Runner(RunnerBase):
     def check_drained(self) -> bool:
         """See `Closing.check`; for the parts, which know only a `RunnerBase`."""
         return self.closing.check()
-
-    def check_open(self) -> None:
-        """As `check_drained`, when the last open request is complete; without the lock."""
-        # A close that begins now reads the number of open requests itself.
-        if self.closing.begun:
-            with self.lock:
-                self.closing.check()
 
     def run_thread(self, woken: threading.Condition) -> None:
         """Runs batches on one of the model's threads, until the runner is closed."""

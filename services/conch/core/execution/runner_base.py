@@ -42,9 +42,5 @@ class RunnerBase(ABC):
         """True if the runner closes and is drained; then lets `close` and the threads end. Lock held."""
 
     @abstractmethod
-    def check_open(self) -> None:
-        """As `check_drained`, when the last open request is complete; without the lock."""
-
-    @abstractmethod
     def run_thread(self, woken: threading.Condition) -> None:
         """Runs batches on one of the model's threads, until the runner is closed."""

@@ -24,15 +24,17 @@ class OpenCalls:
     On grpcio, while there are any, the completion queue must not be shut down: the C core aborts the process
     if an operation is started on a queue after its shutdown.
 
+    Args:
+        most_unread_bytes: Unread bytes of one stream above which its client is behind.
+
     Attributes:
         unary: The unary calls; each adds itself, atomic and without a lock.
         unread: Bytes that the clients of all streams have yet to read.
-        most_unread_bytes: Unread bytes of one stream above which its client is behind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_unread_bytes: int = MOST_UNREAD_BYTES) -> None:
         self.unread = UnreadBytes()
-        self.most_unread_bytes = MOST_UNREAD_BYTES
+        self._most_unread_bytes = most_unread_bytes
         self.unary: set[Any] = set()
         self._streams: set[Drained] = set()
         self._changed = threading.Condition()
@@ -41,7 +43,7 @@ class OpenCalls:
 
     def new_backlog(self) -> Backlog:
         """The backlog of a further stream."""
-        return Backlog(self.unread, self.most_unread_bytes)
+        return Backlog(self.unread, self._most_unread_bytes)
 
     def add_stream(self, stream: Drained) -> None:
         """Adds a stream; drains it if streams are being drained."""

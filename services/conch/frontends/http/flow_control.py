@@ -169,21 +169,26 @@ class ListenerState:
     Args:
         loop: Their event loop.
         most_connections: Limit of connections.
+        on_lost: Called when a connection closes.
 
     Attributes:
         entering: Accepted connections that are not open yet, as during TLS's handshake.
         connections: Open connections.
         tasks: Tasks of their handlers.
-        on_lost: Called when a connection closes.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most_connections: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        most_connections: int,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self.loop = loop
         self.most_connections = most_connections
         self.entering: set[Any] = set()
         self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.on_lost: Callable[[], None] = lambda: None
+        self.on_lost = on_lost
         self._unparsed: deque[SlicedParser] = deque()
 
     @property

@@ -193,9 +193,6 @@ class ConnectionSet:
         timeouts: Timeouts of clients.
         most_connections: Limit of connections.
         on_left: Called when a connection has ended.
-
-    Attributes:
-        handler: Answers the requests of further connections.
     """
 
     def __init__(
@@ -207,12 +204,11 @@ class ConnectionSet:
         most_connections: int,
         on_left: Callable[[], None] = lambda: None,
     ) -> None:
-        self.handler = handler
+        self._handler = handler
         self._loop = loop
         self._tls = tls
         self._timeouts = timeouts
-        self._state = ListenerState(loop, most_connections)
-        self._state.on_lost = self._lost
+        self._state = ListenerState(loop, most_connections, self._lost)
         self._on_left = on_left
         self._none = asyncio.Event()
         self._entries: set[asyncio.Task[None]] = set()
@@ -228,7 +224,7 @@ class ConnectionSet:
 
     def serve(self, accepted: socket.socket) -> None:
         """Serves a connection."""
-        connection = Connection(self.handler, self._state)
+        connection = Connection(self._handler, self._state)
         self._state.entering.add(connection)
         task = self._loop.create_task(self._enter(connection, accepted))
         self._entries.add(task)
@@ -266,9 +262,11 @@ class ConnectionSet:
                 connection.give_up()
         self._look: asyncio.TimerHandle = self._loop.call_later(timeouts.every_s, self._check_clients)
 
-    def begun(self) -> list[HttpExchange]:
-        """The requests that have come whole and are not answered yet."""
-        return [each for connection in self._state.connections for each in connection.begun()]
+    async def finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        """See `Listener.finish_begun`; a request has begun if it has come whole."""
+        self._handler = handler
+        begun = [each for connection in self._state.connections for each in connection.begun()]
+        return await ended_in_time(begun, grace_s)
 
     async def close(self, grace_s: float) -> bool:
         """Waits up to `grace_s` seconds for requests in flight, and closes.
@@ -334,11 +332,7 @@ class Listener:
         Returns:
             True if these requests finished.
         """
-        return self._thread.run(self._finish_begun(handler, grace_s)).result()
-
-    async def _finish_begun(self, handler: Handler, grace_s: float) -> bool:
-        self._connections.handler = handler
-        return await ended_in_time(self._connections.begun(), grace_s)
+        return self._thread.run(self._connections.finish_begun(handler, grace_s)).result()
 
     def close(self, grace_s: float) -> bool:
         """Stops accepting, waits up to `grace_s` seconds for requests in flight, and closes.

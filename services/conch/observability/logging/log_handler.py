@@ -96,10 +96,16 @@ class LogHandler(logging.Handler, LineSource[str]):
         exporter: Gets each record that is written, too; None for none.
     """
 
-    exporter: Exporter[LogItem] | None = None
-
-    def __init__(self, options: LogOptions, sink: Sink, as_json: bool, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self,
+        options: LogOptions,
+        sink: Sink,
+        as_json: bool,
+        clock: Clock = monotonic_ns,
+        exporter: Exporter[LogItem] | None = None,
+    ) -> None:
         super().__init__()
+        self.exporter = exporter
         self.json = as_json
         self._clock = clock
         self._wanted: dict[int, bool] = {}
@@ -205,22 +211,25 @@ class LogHandler(logging.Handler, LineSource[str]):
         return self._format(record if dropped is None else _changed(record, dropped=dropped))
 
 
-def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
+def configure(
+    options: LogOptions, stream: TextIO | None = None, exporter: Exporter[LogItem] | None = None
+) -> LogHandler:
     """Installs a handler for conch's logs; `unconfigure` removes it.
 
     Args:
         options: Options of the log.
         stream: Output if the options name no file; standard error if None.
+        exporter: Gets each record that is written, too.
 
     Raises:
         OSError: The log file can't be opened.
     """
     target = stream or sys.stderr
     if options.file is not None:
-        handler = LogHandler(options, FileSink(options.file), options.json is True)
+        handler = LogHandler(options, FileSink(options.file), options.json is True, exporter=exporter)
     else:
         as_json = not target.isatty() if options.json is None else options.json
-        handler = LogHandler(options, sink_of(target), as_json)
+        handler = LogHandler(options, sink_of(target), as_json, exporter=exporter)
     for package in server_packages():
         logger = logging.getLogger(package)
         logger.addHandler(handler)

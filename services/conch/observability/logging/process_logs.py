@@ -133,17 +133,16 @@ def open_logs(
     options: LogOptions, access: AccessLogOptions | None, audit: AuditLogOptions | None = None
 ) -> Logs:
     """Opens the logs and installs the handler. Raises LogFileError: one of them can't be opened."""
+    exporter = None
     try:
-        handler = configure(options)
+        if options.export is not None:
+            exporter = options.export.open_exporter(DropCounter(EXPORT_REASONS))
+        handler = configure(options, exporter=exporter)
+    except ConchError as error:
+        raise LogFileError(f"--otlp-logs-url: {error}") from None
     except OSError as error:
         raise LogFileError(f"--log-file can't be opened: {error}") from None
-    if options.export is not None:
-        try:
-            handler.exporter = options.export.open_exporter(DropCounter(EXPORT_REASONS))
-        except ConchError as error:
-            unconfigure(handler)
-            raise LogFileError(f"--otlp-logs-url: {error}") from None
-    control = LogControl(options, handler.apply, handler.exporter)
+    control = LogControl(options, handler.apply, exporter)
     files: list[Reopenable] = [] if options.file is None else [handler]
     access_log: AccessLog | None = None
     audit_log: AuditLog | None = None

@@ -66,7 +66,7 @@ def _ask_library(
 
 def _complete(config: dict[str, Any], directory: str, file_name: str) -> dict[str, Any]:
     try:
-        code = load_code(config.get("name", ""), Path(directory), file_name)
-        return {"config": auto_complete(code.model_class, config)}
+        _, model_class = load_code(config.get("name", ""), Path(directory), file_name)
+        return {"config": auto_complete(model_class, config)}
     except ConchError as error:
         return {"code": error.code, "message": error.message}

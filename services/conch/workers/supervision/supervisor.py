@@ -38,18 +38,25 @@ class Supervisor:
         launch: Settings of the processes.
         group: The instances of the model version.
         tell: Called with the readiness of its instances after possible changes.
+        warm_up: Warms up a worker before it serves; raises on failure.
 
     Attributes:
         link: The serving worker, or None.
         limit: Its execution limit, or None.
-        warm_up: Warms up a restarted worker before it serves; raises on failure.
     """
 
-    def __init__(self, launch: Launch, group: WorkerGroup, tell: Callable[[Readiness | None], None]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        group: WorkerGroup,
+        tell: Callable[[Readiness | None], None],
+        warm_up: Callable[[WorkerConnection], None],
+    ) -> None:
         self._launch = launch
         self._name = launch.name
         self._monitor = launch.monitor
         self._group = group
+        self._warm_up = warm_up
         self._policy = RestartPolicy()
         self._member = Member(self._policy, all(each.passive for each in launch.placements), tell)
         # All changed under the group's lock.
@@ -64,7 +71,6 @@ class Supervisor:
         self.limit = (
             None if limit_s is None else ExecutionLimit(self._monitor, self._name, limit_s, self._executing)
         )
-        self.warm_up: Callable[[WorkerConnection], None] | None = None
 
     def open(self) -> None:
         """Starts the first worker and loads the model.
@@ -148,8 +154,7 @@ class Supervisor:
             if closed:
                 raise UnavailableError(not_healthy(self._name, self._launch.library))
             worker.load(self._launch.settings.start_timeout_s)
-            if self.warm_up is not None:
-                self.warm_up(worker.link)
+            self._warm_up(worker.link)
             undo.pop_all()
         self._start_ns = self._monitor.clock() - start_ns
         return worker

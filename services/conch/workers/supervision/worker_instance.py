@@ -89,7 +89,6 @@ class WorkerInstance(BackendInstance):
             library=library,
         )
         worker = _Worker(launch, group)
-        worker.instances = [cls(worker, number) for number in range(len(placements))]
         worker.supervisor.open()
         return list(worker.instances)
 
@@ -131,16 +130,15 @@ class _Worker:
     """
 
     def __init__(self, launch: Launch, group: WorkerGroup) -> None:
-        self.instances: list[WorkerInstance] = []
         self._lock = threading.Lock()  # guards the instances and their warm-ups
         self._warm_ups: dict[int, Callable[[BackendInstance], None]] = {}
-        self.supervisor = Supervisor(launch, group, self._set_readiness)
+        self.supervisor = Supervisor(launch, group, self._set_readiness, self._warm_up)
+        self.instances = [WorkerInstance(self, number) for number in range(len(launch.placements))]
 
     def set_warm_up(self, number: int, warm_up: Callable[[BackendInstance], None]) -> None:
         """Sets the warm-up of an instance in restarted workers."""
         with self._lock:
             self._warm_ups[number] = warm_up
-        self.supervisor.warm_up = self._warm_up
 
     def leave(self, instance: WorkerInstance) -> None:
         """Ends the worker with its last instance."""

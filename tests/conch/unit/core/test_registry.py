@@ -292,7 +292,7 @@ def test_a_routed_name_is_resolved_with_its_request(registry: Registry) -> None:
 
 def test_the_only_ready_model_of_a_name_may_have_a_route() -> None:
     registry = Registry()
-    registry.namespaces = ("/a", "/b")
+    registry.add_namespaces("/a", "/b")
     registry.publish("/a::m", Entry(models(1, 2)))
     registry.publish("/b::m", Entry({}, {1: GONE}))
     registry.set_route("/a::m", Route(1, 2, ((2, WHOLE),)))

@@ -120,7 +120,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
 def route() -> Iterator[InferRoute]:
     with closing(Regions()) as regions, ParsingPool("worker") as workers:
         core = make_core(Agent(), Recording())
-        core.registry.namespaces = ("/a",)
+        core.registry.add_namespaces("/a")
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]
         yield InferRoute(core, SimpleNamespace(loop=LOOP), workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
 

@@ -132,8 +132,7 @@ def test_metrics_go_to_the_registered_exporter() -> None:
 
 def test_lines_of_the_log_go_to_the_registered_exporter() -> None:
     kept = Kept(DropCounter())
-    handler = LogHandler(LogOptions(), StreamSink(StringIO()), True)
-    handler.exporter = kept
+    handler = LogHandler(LogOptions(), StreamSink(StringIO()), True, exporter=kept)
     try:
         record = logging.makeLogRecord(
             {"name": "n", "levelno": 30, "levelname": "WARNING", "msg": "a %s", "args": ("b",), "model": "m"}

@@ -199,7 +199,7 @@ def test_tags_are_labels() -> None:
 def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
     models = [Served("m", namespace=namespace) for namespace in ("/a", "/b")]
     site = Site(*models)
-    site.registry.namespaces = ("/a", "/b")
+    site.registry.add_namespaces("/a", "/b")
     models[1].run()
     site.loads.loaded("/b::m", 1, 2_000_000_000)
     site.loads.failed("/a::m")

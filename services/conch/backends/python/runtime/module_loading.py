@@ -67,14 +67,11 @@ class ModelCode:
         module: The model's module.
         main: Name of that module inside the package.
         owner: Returned by `owner_of` for the modules: the instance's `CallContext`.
-        model_class: Class that runs the model, set by `load_code`: its `TritonPythonModel`, or an add-on's.
 
     Raises:
         FileNotFoundError: The file is missing.
         BaseException: An exception of the file.
     """
-
-    model_class: type[Any]
 
     def __init__(
         self, name: str, version_directory: Path, file_name: str, owner: object | None = None

@@ -55,8 +55,10 @@ FAILED = "Failed to process the request(s) for model '%s', message: %s: %s"
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
-def load_code(name: str, version_directory: Any, file_name: str, owner: object | None = None) -> ModelCode:
-    """Loads a model's file.
+def load_code(
+    name: str, version_directory: Any, file_name: str, owner: object | None = None
+) -> tuple[ModelCode, type[Any]]:
+    """Loads a model's file; returns its code, and the class that runs it: its own, or an add-on's.
 
     Raises:
         ConchError: It is missing, fails, or has no `TritonPythonModel` with `execute` or methods that an
@@ -86,8 +88,7 @@ def load_code(name: str, version_directory: Any, file_name: str, owner: object |
     if runs is None:
         code.close()
         raise InternalError(f"Python model {path} does not implement `execute` method.")
-    code.model_class = runs
-    return code
+    return code, runs
 
 
 def open_instance(
@@ -112,13 +113,13 @@ def open_instance(
     caller.opening = True
     with ExitStack() as undo:
         undo.callback(caller.close)
-        code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
+        code, model_class = load_code(spec.name, spec.version_directory, spec.model_file, caller)
         undo.pop_all()
         undo.callback(code.close)
         undo.callback(caller.close)  # first: threads of the model may use its modules
-        max_concurrency(spec, _is_concurrent(code.model_class.execute))
+        max_concurrency(spec, _is_concurrent(model_class.execute))
         try:
-            model = code.model_class()
+            model = model_class()
             if hasattr(model, "initialize"):
                 model.initialize(_arguments(spec, placement))
         except BaseException as error:  # boundary: the model's code, which may raise anything

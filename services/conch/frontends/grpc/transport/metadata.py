@@ -182,8 +182,3 @@ def _encoded(metadata: Metadata) -> Iterable[tuple[bytes, bytes]]:
             yield key.encode(), binascii.b2a_base64(value, newline=False).rstrip(b"=")
         else:
             yield key.encode(), value.translate(_NO_LINES).encode()
-
-
-def metadata_size(pairs: Pairs) -> int:
-    """The size of a list of headers as HTTP/2 counts it."""
-    return sum(len(name) + len(value) + 32 for name, value in pairs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from conch.core.clock import Clock
 from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
-from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
@@ -81,20 +81,22 @@ class PortState:
     loop: IoLoop
     deadlines: Deadlines
 
-    def __init__(self, options: PortOptions, clock: Clock) -> None:
+    def __init__(
+        self, options: PortOptions, clock: Clock, most_unread_bytes: int = MOST_UNREAD_BYTES
+    ) -> None:
         self.clock = clock
         self.options = options
-        self.unary: Mapping[str, UnaryMethod] = {}
-        self.streams: Mapping[str, StreamMethod] = {}
-        self.admissions: Mapping[str, Admit] = {}
-        self.open_calls = OpenCalls()
+        self.unary: dict[str, UnaryMethod] = {}
+        self.streams: dict[str, StreamMethod] = {}
+        self.admissions: dict[str, Admit] = {}
+        self.open_calls = OpenCalls(most_unread_bytes)
         self.connections: set[PortConnection] = set()
         # All keys from the start, as other threads read it.
         self.decompressing = ThreadPool(_DECOMPRESSING_THREADS, "conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
         self.received = ReceivedBytes(options.most_received_bytes)
-        self.on_empty: Callable[[], None] | None = None
+        self._on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:
         """Sets the loop, at the start."""
@@ -104,5 +106,13 @@ class PortState:
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""
         self.connections.discard(connection)
-        if not self.connections and self.on_empty is not None:
-            self.on_empty()
+        if not self.connections and self._on_empty is not None:
+            self._on_empty()
+
+    def drain(self, on_empty: Callable[[], None]) -> None:
+        """Asks all clients to leave; `on_empty` is called once there are no connections."""
+        self._on_empty = on_empty
+        if not self.connections:
+            on_empty()
+        for connection in list(self.connections):
+            connection.drain()

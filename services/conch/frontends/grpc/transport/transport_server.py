@@ -122,7 +122,9 @@ class Server:
         admissions: Mapping[str, Admit],
     ) -> None:
         """See `RpcServer.serve`."""
-        self._port.unary, self._port.streams, self._port.admissions = unary, streams, admissions
+        self._port.unary.update(unary)
+        self._port.streams.update(streams)
+        self._port.admissions.update(admissions)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
@@ -187,11 +189,7 @@ class Server:
     def _drain(self, empty: threading.Event) -> None:
         for listener in self._listeners:
             listener.close()
-        self._port.on_empty = empty.set
-        if not self._port.connections:
-            empty.set()
-        for connection in list(self._port.connections):
-            connection.drain()
+        self._port.drain(empty.set)
 
     def _close_connections(self) -> None:
         for connection in list(self._port.connections):

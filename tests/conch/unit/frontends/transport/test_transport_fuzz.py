@@ -143,8 +143,8 @@ def new_port() -> tuple[Any, PortState]:
     loop: Any = Loop()
     port = PortState(PortOptions(most_message_bytes=1 << 20), monotonic_ns)
     port.use(loop)
-    port.unary = {UNARY: lambda call, message: call.reply(bytes(message))}
-    port.streams = {STREAM: _each}
+    port.unary[UNARY] = lambda call, message: call.reply(bytes(message))
+    port.streams[STREAM] = _each
     return loop, port
 
 
