@@ -155,5 +155,5 @@ def test_a_responder_that_raises_keeps_nobody_from_an_answer(caplog: pytest.LogC
     model.submit(make_request(answers, 1))
     assert claim.run_inline(None) is False
     assert answers.finals == 1
-    assert "could not be handed over" in caplog.text
+    assert "could not be delivered" in caplog.text
     assert model.close(WAIT_S)
