@@ -56,7 +56,7 @@ class Emulator(Protocol):
     """A running server.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
     """
 
     port: int

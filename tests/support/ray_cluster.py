@@ -15,7 +15,7 @@ import psutil
 from tests.support.servers import ROOT, eventually, free_port
 
 ENVIRONMENT = Path(os.environ.get("CONCH_RAY", Path.home() / ".cache/conch-tests/ray"))
-"""Where `tests/setup_ray.sh` has installed Ray."""
+"""Environment in which `tests/setup_ray.sh` has installed Ray."""
 
 _SCRIPT = Path(__file__).with_name("ray_service.py")
 _MARK = "CONCH_RAY_TEST"
