@@ -67,7 +67,7 @@ def test_those_that_wait_leave_the_queue(server: ServerProcess, tmp_path: Path) 
 
 
 def test_a_slow_reader_of_large_answers(server: ServerProcess) -> None:
-    """What it does not read is kept once; others are served, and it gets all when it reads."""
+    """Unread answers are kept once; others are served, and a slow reader gets all when it reads."""
     check_served(server)
     before = resident(server)
     with ExitStack() as stack:

@@ -100,7 +100,7 @@ def request(count: int, model: str = "flood") -> Any:
 
 
 class FloodingModel:
-    """What a model that floods has done; `address` is its server's."""
+    """Record of a model that floods; `address` is its server's."""
 
     def __init__(self, address: str, log: Path) -> None:
         self.address = address
@@ -108,12 +108,12 @@ class FloodingModel:
 
     @property
     def sent(self) -> int:
-        """How many blocks it has sent, all in all."""
+        """Number of blocks it has sent, all in all."""
         return self._log.read_text().count(".") if self._log.exists() else 0
 
     @property
     def cancelled(self) -> int:
-        """How often it has seen that its request was cancelled."""
+        """Number of times it has seen that its request was cancelled."""
         return self._log.read_text().count("c") if self._log.exists() else 0
 
     def wait_until_it_waits(self) -> None:

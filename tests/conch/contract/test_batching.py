@@ -96,7 +96,6 @@ def raw(batching: AnyServer) -> Iterator[RawClient]:
 
 
 def inferences(client: Client, model: str) -> int:
-    """How many requests a model has finished."""
     (stats,) = client.get_inference_statistics(model).model_stats
     return int(stats.inference_count)
 

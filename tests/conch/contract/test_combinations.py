@@ -1,4 +1,4 @@
-"""What models do together that each of them does alone: sequences, caches, limits, order and ensembles."""
+"""Features of models together: sequences, caches, limits, order and ensembles."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TritonPythonModel:
 """
 
 BUILD_S = 120.0
-"""How long building an environment may take on a machine that has much else to do."""
+"""Longest time to build an environment on a machine that has much else to do."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a request and its response say beside their tensors: parameters, timeout, priority, classes."""
+"""Parts of requests and responses beside their tensors: parameters, timeout, priority, classes."""
 
 from __future__ import annotations
 

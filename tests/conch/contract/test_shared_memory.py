@@ -114,7 +114,7 @@ def wanted(name: str, byte_size: int, offset: int = 0) -> triton.InferRequestedO
 
 
 def mapped(server: AnyServer, memory: SharedObject) -> bool:
-    """Whether the server has an object mapped or open."""
+    """True if the server has an object mapped or open."""
     process = Path("/proc/self")
     if memory.key in (process / "maps").read_text():
         return True
@@ -213,7 +213,7 @@ def test_regions_and_messages_mix(client: Client, memory: SharedObject, repeats:
 
 
 def test_one_region_is_input_and_output(client: Client, memory: SharedObject) -> None:
-    """Of models that return what they got, too: they see the bytes that were there when it began."""
+    """Models that return their inputs, too, see the bytes that were there when the request began."""
     values = np.arange(1000, dtype=np.float32)
     for offset in (0, 400, 8000):
         memory.write(values)

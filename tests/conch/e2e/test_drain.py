@@ -1,4 +1,4 @@
-"""What clients see of a server that is asked to stop, from the signal to the exit."""
+"""The stop of a server as clients see it, from the signal to the exit."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Site:
         eventually((self.path / what).exists, what)
 
     def ran(self, name: str = "a") -> int:
-        """How many requests a model has run in its life."""
+        """Number of requests that a model has run in its life."""
         return int((self.path / f"ran-{name}").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Where storage that hangs or fails meets clients, the stop of a server and planners elsewhere."""
+"""Effects of storage that hangs or fails on clients, the stop of a server and planners elsewhere."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Elsewhere:
 
     Attributes:
         looked: Counts looks.
-        hangs: Whether looks wait for `go`.
+        hangs: True if looks wait for `go`.
     """
 
     location = "remote://bucket"

@@ -59,7 +59,7 @@ def models(*arguments: str, **variables: str) -> tuple[int, str, str]:
 
 
 def parsed(*arguments: str) -> Any:
-    """What `conch models --json` prints when all is well."""
+    """Output of `conch models --json` if all is well."""
     code, output, errors = models(*arguments, "--json")
     assert (code, errors) == (0, "")
     return json.loads(output)

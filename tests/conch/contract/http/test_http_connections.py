@@ -28,7 +28,7 @@ server = server_fixture(scope="function")
 
 
 def values(response: Response | None) -> list[float]:
-    """What a model has answered."""
+    """Values that a model has answered."""
     assert response is not None and response.status == 200, response
     found: list[float] = response.json()["outputs"][0]["data"]
     return found

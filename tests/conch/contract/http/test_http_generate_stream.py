@@ -80,7 +80,7 @@ def steps(what: str, **more: Any) -> dict[str, Any]:
 
 
 def answer(number: int) -> dict[str, Any]:
-    """What the steps model says."""
+    """Answer of the steps model."""
     return {"OUT": number, "model_name": "steps", "model_version": "1", "n": number, "text": "ä", "yes": True}
 
 

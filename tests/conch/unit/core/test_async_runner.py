@@ -251,7 +251,7 @@ class TestBadOnes:
 
 
 class TestStack:
-    """What is done while something else begins, or is done, does not nest."""
+    """Work that is done while other work begins, or is done, does not nest."""
 
     def test_a_queue_that_is_done_at_once(self) -> None:
         model, loaded = make_beginning(make_spec(instances=2), at_once)

@@ -55,7 +55,7 @@ SPECS = {
 
 @dataclass
 class Books:
-    """What the machine knows of one request."""
+    """Record of one request in the machine."""
 
     request: InferenceRequest
     version: Version

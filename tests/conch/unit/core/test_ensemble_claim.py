@@ -1,4 +1,4 @@
-"""What a thread that leads an ensemble's first step owes to the steps that follow: nothing is forgotten."""
+"""Duties of a thread that runs an ensemble's first step inline to the later steps: nothing is forgotten."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_resource_is_either_shared_or_not() -> None:
 
 
 def fits(made: ResourceScheduler, waiting: Sequence[ResourceGrant]) -> list[ResourceGrant]:
-    """Who can run, by the rules and from nothing but what is held: the naive model."""
+    """Requests that can run, by the rules and from the grants alone: the naive model."""
     left: dict[Pool, int] = {pool: count - made.used.get(pool, 0) for pool, count in made.capacity.items()}
     able = []
     for each in sorted(waiting, key=lambda c: (c.score, c.order)):

@@ -30,7 +30,7 @@ Output = Request.InferRequestedOutputTensor
 Decoder = Callable[[bytes, Any, int], InferenceRequest]
 
 ENOUGH = 3
-"""How often a message has to be seen to be recognised."""
+"""Number of times a message has to be seen to be recognised."""
 
 
 def parse_all(message: bytes, responder: Any, received_ns: int) -> InferenceRequest:
@@ -55,7 +55,7 @@ def outcome(decoder: Decoder, message: bytes) -> object:
 
 @contextmanager
 def nothing_taken_apart() -> Iterator[None]:
-    """Where messages that are not recognised are an error of the test."""
+    """Makes messages that are not recognised an error of the test."""
 
     def refuse(message: bytes) -> None:
         raise AssertionError("the message was not recognised")

@@ -20,7 +20,7 @@ from conch.protocol import inference_pb2 as pb
 
 
 class Served:
-    """What the encoder reads of a model."""
+    """Attributes of a model that the encoder reads."""
 
     def __init__(self, name: str, version: str) -> None:
         self.spec = self

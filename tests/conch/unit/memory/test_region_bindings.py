@@ -1,4 +1,4 @@
-"""What a request uses of regions: from its inputs to its last response."""
+"""Use of regions by a request: from its inputs to its last response."""
 
 from __future__ import annotations
 

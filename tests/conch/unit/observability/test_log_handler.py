@@ -29,7 +29,7 @@ log = logging.getLogger("conch.test")
 
 
 class Unprintable:
-    """What has no text."""
+    """An object without text."""
 
     def __str__(self) -> str:
         raise ValueError
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def written(self) -> str:
-        """What there is without waiting for it."""
+        """Text written so far, without waiting."""
         return self._stream.getvalue()
 
     @property

@@ -38,7 +38,7 @@ class Messages:
         return False
 
     def come(self, count: int) -> Callable[[], bool]:
-        """Whether so many have been read."""
+        """True once so many have been read."""
         return lambda: len(self.read) >= count
 
 

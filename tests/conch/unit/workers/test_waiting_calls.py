@@ -1,4 +1,4 @@
-"""What the server believes of the calls that models in workers wait for."""
+"""Records of the server about the calls that models in workers wait for."""
 
 from __future__ import annotations
 

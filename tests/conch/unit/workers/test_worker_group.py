@@ -1,4 +1,4 @@
-"""What instances of one model know of each other."""
+"""Shared state of the instances of one model."""
 
 from __future__ import annotations
 
