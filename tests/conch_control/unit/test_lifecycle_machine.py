@@ -52,7 +52,7 @@ names = st.sampled_from(NAMES)
 
 
 class Doors:
-    """What stands in the way of loads: each passes one for each permit."""
+    """Barrier for loads: each passes one for each permit."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -48,7 +48,7 @@ paths = st.one_of(st.lists(part, max_size=8).map("/".join), st.text(max_size=40)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary directories are made; nothing may be left there."""
+    """Directory of temporary directories; nothing may be left there."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))

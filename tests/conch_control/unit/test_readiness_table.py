@@ -1,4 +1,4 @@
-"""What probes are told in each state: the table of docs/operations.md, line by line."""
+"""Answers to probes in each state: the table of docs/operations.md, line by line."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Fleet:
                 self.load(name)
 
     def seen(self) -> list[object]:
-        """What changes while the fleet settles."""
+        """State that changes while the fleet settles."""
         servers = self.servers.values()
         plans = [(each.plan.progress, each.plan.alarm) for each in servers]
         return [
