@@ -1,4 +1,4 @@
-"""An agent without models: it keeps what it is told, and answers as the test wants."""
+"""An agent without models: it keeps its calls, and answers as the test wants."""
 
 from __future__ import annotations
 

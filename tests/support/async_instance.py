@@ -174,7 +174,7 @@ def at_once(batch: Batch, done: Done) -> None:
 
 
 class Kept:
-    """Begins batches and keeps them until somebody has them done."""
+    """Begins batches and keeps them until the test has them done."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -283,7 +283,7 @@ class Whim:
             self._elsewhere.later(lambda: done(ValueError("told to")))
 
     def _until_cancelled(self, batch: Batch, done: Done) -> None:
-        """Is done at once if it is cancelled, and later if nobody cancels it."""
+        """Is done at once if it is cancelled, and later if it is not cancelled."""
         once = threading.Lock()
 
         def end(outcome: Callable[[], Outcome]) -> None:

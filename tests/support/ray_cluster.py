@@ -30,7 +30,7 @@ class RayCluster:
         self.http_url = f"http://127.0.0.1:{http_port}"
 
     def wait_ready(self) -> None:
-        """Waits for the answer to what it was told last."""
+        """Waits for the answer to its last command."""
         assert self._process.stdout is not None
         for line in self._process.stdout:  # Ray has messages of its own
             if line.startswith(("ready", "failed")):

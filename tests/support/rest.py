@@ -36,7 +36,7 @@ class Agent:
         self.hold: Callable[[], object] = lambda: None
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """Says what it was told to."""
+        """Returns the listing of the test."""
         self.asked.append(("index", ready_only))
         self.hold()
         return self.listing

@@ -56,7 +56,7 @@ _WEIGHTS = 1 << 16
 
 
 class Steering:
-    """A directory with the files by which such models are told to wait, and tell that they do.
+    """A directory with the files that let such models wait, and that say that they do.
 
     Args:
         at: Directory of the files; it must exist.

@@ -29,7 +29,7 @@ FOLLOW = ["--repository-poll-secs=0.1", "--repository-settle-secs=0.05"]
 
 @dataclass
 class Place:
-    """A server with models `m`, which everybody loads and unloads, and `other`, which stays."""
+    """A server with models `m`, which all clients load and unload, and `other`, which stays."""
 
     repository: Path
     server: ServerProcess

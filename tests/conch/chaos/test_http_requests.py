@@ -1,4 +1,4 @@
-"""Requests over HTTP that break off, do not fit their headers, flood or smuggle: refused, and harm nobody."""
+"""Requests over HTTP that break off, do not fit their headers, flood or smuggle: refused, and harmless."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ shared = server_fixture(flags=[f"--http-max-input-size={MOST_BYTES}"], process=T
     ],
 )
 def test_requests_that_break_off(shared: ServerProcess, beginning: bytes) -> None:
-    """They hold up nobody while they wait, and leave nothing when their client goes."""
+    """They hold up no other client while they wait, and leave nothing when their client goes."""
     process = psutil.Process(shared.process.pid)
     check_served(shared)
     before = process.num_fds()

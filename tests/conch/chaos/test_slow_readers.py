@@ -170,7 +170,7 @@ def test_a_model_waits_for_its_reader(repository: Path, tmp_path: Path, how: str
             assert flood.sent < BLOCKS
             assert flood.memory() - before < BOUND + SLACK
             for start in range(20):
-                check_simple(client.infer("simple", simple_inputs(start)), start)  # nobody else waits
+                check_simple(client.infer("simple", simple_inputs(start)), start)  # no other client waits
             numbers = [m.infer_response.raw_output_contents[0][0] for m in call]
         assert numbers == [number % 251 for number in range(1, BLOCKS)]
         assert flood.memory() - before < BOUND + SLACK

@@ -413,7 +413,7 @@ def test_names_are_no_paths(raw: RawClient) -> None:
     ],
 )
 def test_a_call_without_a_message(raw: RawClient, method: str) -> None:
-    """The client half-closes at once; as with grpcio's own servers it is told, and does not wait for ever."""
+    """The client half-closes at once; as with grpcio's own servers it gets an error, and need not wait."""
     with pytest.raises(grpc.RpcError) as raised:
         raw.channel.stream_unary(method)(iter(()), timeout=WAIT_S)
     error: Any = raised.value

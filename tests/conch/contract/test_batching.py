@@ -322,7 +322,7 @@ class TestFullQueues:
         """gRPC itself waits for the time that the server names, not for that of its policy."""
         block("fresh")
         waiting, refused = fill(raw, "fresh", BOUND)
-        # Of a model that has not finished a batch yet nobody knows how long they take.
+        # The duration of a model's batches is not known before the first one has finished.
         assert ("grpc-retry-pushback-ms", "1000") in refused.trailing_metadata()
         policy = {
             "methodConfig": [

@@ -50,7 +50,7 @@ Answers = tuple[bool, bool, bool]
 
 
 class Ground:
-    """Both servers, and the files by which their models are told what to do."""
+    """Both servers, and the files that steer their models."""
 
     def __init__(self, path: Path, both: Both) -> None:
         self.path = path

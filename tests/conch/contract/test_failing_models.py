@@ -1,4 +1,4 @@
-"""Models that fail, at loading or executing: what clients are told, and that others go on."""
+"""Models that fail, at loading or executing: the errors of clients, and that others go on."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 
 CACHE = "--cache-config=local,size=1000000"
-EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # to nobody
+EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # without a receiver
 MODEL = """
 import triton_python_backend_utils as pb_utils
 

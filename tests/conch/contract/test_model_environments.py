@@ -56,7 +56,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that loads what it is told."""
+    """A server that loads models on request."""
     flags = ["--model-control-mode=explicit", f"--backend-config=python,environment-cache={tmp_path}/cache"]
     with serving_process(repository, flags=flags, environment={"PATH": "/usr/bin:/bin"}) as server:
         yield server

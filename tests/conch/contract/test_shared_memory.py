@@ -434,7 +434,7 @@ def test_cached_answers_are_for_the_bytes_that_were_there(
 def test_inputs_of_cached_models_are_copied_before_they_are_looked_up(
     client: Client, memory: SharedObject, tmp_path: Path
 ) -> None:
-    """Or whoever changes one meanwhile could have a wrong answer kept for others."""
+    """Or a client that changes one meanwhile could have a wrong answer kept for others."""
     started, go = tmp_path / "started", tmp_path / "go"
     memory.write(np.full(4, 3, np.float32))
     orders = {"started": str(started), "wait_for": str(go)}

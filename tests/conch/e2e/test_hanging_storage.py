@@ -34,7 +34,7 @@ from conch_control.repository.source import ModelSource, Progress, Staged
 
 
 class Endless:
-    """A model that is fetched until somebody gives up; a `ModelSource`."""
+    """A model that is fetched until its reader gives up; a `ModelSource`."""
 
     name = "endless"
     location = "remote://bucket/endless"

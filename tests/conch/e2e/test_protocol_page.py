@@ -80,7 +80,7 @@ def test_all_routes_are_in_the_table_and_have_an_example(addresses: Mapping[str,
     assert listed_routes() == described.keys() | {"/openapi.json"}
     used = [(call.method, call.path) for examples in SECTIONS.values() for call in calls(examples)]
     for path, methods in described.items():
-        # What is said of a model holds for a version of it, and the other way round.
+        # The description of a model holds for a version of it, and the other way round.
         pattern = path.replace("/versions/{}", "").replace("{}", "[^/]+")
         for method in methods:
             assert any(how == method and re.fullmatch(pattern, where) for how, where in used), (method, path)

@@ -294,7 +294,7 @@ def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
 def test_a_directory_that_is_found_before_it_is_locked(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has made it makes another one."""
+    """Its maker makes another one."""
     made: list[str] = []
     make, lock = tempfile.mkdtemp, fcntl.flock
 

@@ -184,7 +184,7 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
 
 
 def table() -> dict[str, list[str]]:
-    """The lines of the table: state, and what probes are told."""
+    """The lines of the table: state, and the answers to probes."""
     _, section = DOCUMENT.read_text().split("\n## Readiness\n")
     lines = re.findall(r"^\| (.*?)(?: \(.*?\))? \| (yes|no|error) \|(.*)\|$", section, re.MULTILINE)
     return {state: [live, *(cell.strip() for cell in rest.split("|")[:3])] for state, live, rest in lines}

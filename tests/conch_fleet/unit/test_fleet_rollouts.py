@@ -184,7 +184,7 @@ class Fleet:
         self.do(self.plan.tick(self.now))
 
     def restart(self, keeps_state: bool) -> None:
-        """The manager ends and begins anew, from its file or from what the servers were told."""
+        """The manager ends and begins anew, from its file or from the rollouts of the servers."""
         shown = [
             SavedRollout(server.plan.given)
             for server in self.servers.values()

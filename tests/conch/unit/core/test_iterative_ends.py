@@ -1,4 +1,4 @@
-"""Iterative requests that end while they wait for their next run, whoever ends them."""
+"""Iterative requests that end while they wait for their next run, by the model, the client or the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def iterative(strategy: Any, decoupled: bool) -> ModelSpec:
 
 
 class Driven:
-    """A model that runs each request again until it is told to end it; run by the test's own thread."""
+    """A model that runs each request again until the test ends it; run by the test's own thread."""
 
     def __init__(self, spec: ModelSpec, again: int) -> None:
         self.again = again

@@ -331,7 +331,7 @@ class RateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting())
     @rule(index=st.integers(0, 11))
     def nobody_starves(self, index: int) -> None:
-        """With everybody asking for ever, each of the others goes first for its share only."""
+        """With all models asking for ever, each of the others goes first for its share only."""
         # Others may have to catch up with its score, and run that often. Meanwhile the scores of those who
         # share nothing with it grow with each round: the next to be chosen might take ever so much longer.
         waiting = [each for each in self.waiting() if each.score <= 100]

@@ -20,7 +20,7 @@ STEP_NS = 1_000
 
 
 class Arrival:
-    """Something that is there after a time, if somebody looks for it then.
+    """Something that is there after a time, if a thread looks for it then.
 
     Attributes:
         now: The time.

@@ -20,7 +20,7 @@ SIZE = 3 * 4096
 
 
 class Front:
-    """A front end that keeps what it is told, and how many users the region had then."""
+    """A front end that keeps what it receives, and how many users the region had then."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions

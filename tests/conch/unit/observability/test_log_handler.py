@@ -202,7 +202,7 @@ def test_many_of_the_same_are_counted() -> None:
 
 
 def test_the_count_comes_by_itself() -> None:
-    """No further message is needed, nor anybody who asks: the writing thread sees to it."""
+    """No further message is needed, nor a reader: the writing thread does it."""
     with logging_to(repeat_limit=1) as output:
         output.now = lambda: 100 * time.monotonic_ns()
         for _ in range(100):

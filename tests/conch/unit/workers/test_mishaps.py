@@ -136,7 +136,7 @@ def test_a_check_whose_own_thread_can_not_be_started_is_answered(tmp_path: Path)
 def test_a_worker_that_can_not_handle_a_message_ends(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It must not go on with nobody reading."""
+    """It must not go on without a reader."""
     broken = tmp_path / "broken"
     model = f"""
     def initialize(self, args):

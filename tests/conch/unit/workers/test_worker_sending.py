@@ -224,7 +224,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_socket_that_fails_ends_the_conversation(blocking: bool) -> None:
-    """Whoever reads is told, on both sides; else what was lost would be waited for."""
+    """Readers on both sides get the error; else they would wait for what was lost."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = PacketChannel(ours, blocking), PacketChannel(theirs)
     try:

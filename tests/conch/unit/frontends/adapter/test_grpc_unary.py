@@ -1,4 +1,4 @@
-"""Unary calls: their close is asked for exactly once, by whoever it is, and who waits is told of a cancel."""
+"""Unary calls: their close is asked for exactly once, and the waiting side is notified of a cancel."""
 
 from __future__ import annotations
 
