@@ -313,7 +313,7 @@ def check_words(checkout: Checkout) -> Iterator[str]:
     """Banned words in docstrings, comments, and texts of errors and logs."""
     words = checkout.settings["words"]["banned"]
     pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
-    for module in checkout.modules.values():
+    for module in (*checkout.modules.values(), *checkout.tests, *checkout.others):
         for line, text in [*comments(module, pattern), *prose(module)]:
             if match := pattern.search(text):
                 yield (
