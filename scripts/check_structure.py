@@ -4,8 +4,8 @@ Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename 
 module sleeps or takes durations from the wall clock; no module uses a private name of Python or of a package
 that is not listed; tests use no private name of other modules, also not in models and programs that they
 write, import nothing of another package's tests, do not sleep, and fail at no limit that a busy machine
-exceeds; docstrings, comments and error texts do without the words that ``structure.toml`` bans, and
-docstrings without what tools answer; lines and tests stay within the budgets there.
+exceeds; docstrings, comments, error and log texts do without the words that ``structure.toml`` bans, and
+docstrings without what tools answer and the first words named there; lines and tests stay in the budgets.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("services", "control")
+OTHERS = ("bench", "scripts", "examples", "deploy")
 SETTINGS = "scripts/structure.toml"
 
 
@@ -74,7 +75,7 @@ class Module:
 
 
 class Checkout:
-    """Sources to check: settings, modules by name without generated ones, and the tests' files."""
+    """Sources to check: settings, modules by name without generated ones, tests, and the other files."""
 
     def __init__(self, root: Path) -> None:
         self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
@@ -86,10 +87,14 @@ class Checkout:
                     parts = path.relative_to(source).with_suffix("").parts
                     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
                     self.modules[name] = Module(name, str(path.relative_to(root)), path.read_text())
-        self.tests = [
-            Module("", str(path.relative_to(root)), path.read_text())
-            for path in sorted((root / "tests").rglob("*.py"))
-        ]
+        self.tests, self.others = (
+            [
+                Module("", str(path.relative_to(root)), path.read_text())
+                for folder in folders
+                for path in sorted((root / folder).rglob("*.py"))
+            ]
+            for folders in (["tests"], OTHERS)
+        )
 
 
 @dataclass(frozen=True)
@@ -269,16 +274,31 @@ def docstrings(module: Module) -> Iterator[tuple[int, str]]:
             yield statement.lineno, constant.value
 
 
+LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+"""Methods of loggers."""
+
+
+def is_message(node: ast.AST) -> bool:
+    """True for a call that logs or that makes an error."""
+    called = node.func if isinstance(node, ast.Call) else None
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return name in LOGGING or name.endswith("Error")
+
+
 def prose(module: Module) -> Iterator[tuple[int, str]]:
-    """Docstrings and error texts with their lines."""
+    """Docstrings, and texts of errors and logs, with their lines."""
     for first, text in docstrings(module):
         for offset, line in enumerate(text.splitlines()):
             yield first + offset, line
-    for node, *_ in module.statements:
-        if isinstance(node, ast.Raise):
-            for part in ast.walk(node):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.lineno, part.value
+    yield from sorted(
+        {
+            (part.lineno, part.value)
+            for node in module.nodes
+            if isinstance(node, ast.Raise) or is_message(node)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+    )
 
 
 def comments(module: Module, pattern: re.Pattern[str]) -> Iterator[tuple[int, str]]:
@@ -290,10 +310,10 @@ def comments(module: Module, pattern: re.Pattern[str]) -> Iterator[tuple[int, st
 
 
 def check_words(checkout: Checkout) -> Iterator[str]:
-    """Banned words in docstrings, comments and error texts."""
+    """Banned words in docstrings, comments, and texts of errors and logs."""
     words = checkout.settings["words"]["banned"]
     pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
-    for module in checkout.modules.values():
+    for module in (*checkout.modules.values(), *checkout.tests, *checkout.others):
         for line, text in [*comments(module, pattern), *prose(module)]:
             if match := pattern.search(text):
                 yield (
@@ -303,12 +323,19 @@ def check_words(checkout: Checkout) -> Iterator[str]:
 
 
 def check_docstrings(checkout: Checkout) -> Iterator[str]:
-    """Docstrings that list what uses the code, or say that it does nothing."""
-    for module in checkout.modules.values():
+    """Docstrings that say what the code says; docstrings and their entries that begin with a banned word."""
+    redundant = re.compile(r"\bUsed\s+by\b|\A\s*Does\s+nothing\b")
+    words = "|".join(checkout.settings["words"]["first"])
+    opening = re.compile(rf"(?:\A\s*|^ +\w+: )({words})\b", re.MULTILINE)
+    for module in (*checkout.modules.values(), *checkout.tests, *checkout.others):
         for first, text in docstrings(module):
-            if match := re.search(r"\bUsed\s+by\b|\A\s*Does\s+nothing\b", text):
-                line = first + text.count("\n", 0, match.start())
-                yield f"{module.where}:{line}: '{' '.join(match[0].split())}': leave it out; the code says it"
+            for pattern, advice in (
+                (redundant, "leave it out; the code says it"),
+                (opening, "begin with the noun or the verb (see CONTRIBUTING.md, Voice)"),
+            ):
+                for match in pattern.finditer(text):
+                    line = first + text.count("\n", 0, match.start())
+                    yield f"{module.where}:{line}: '{' '.join(match[0].split())}': {advice}"
 
 
 def programs(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, list[ast.AST], int]]:
@@ -488,7 +515,7 @@ def events_of(tree: ast.Module) -> set[str]:
 
 
 def last_name(of: ast.expr) -> str:
-    """What stands behind the last dot."""
+    """Name behind the last dot."""
     return ast.unparse(of).rpartition(".")[2]
 
 
@@ -510,10 +537,10 @@ def bad_waits(
     """Sleeps of tests, and waits with limits that a busy machine exceeds.
 
     Args:
-        node: Where to look.
+        node: Tree in which to look.
         events: Names of events.
-        fails: Whether a test fails with what is raised here.
-        sleeps: Whether a test runs this on its own thread.
+        fails: True if a test fails with what is raised here.
+        sleeps: True if a test runs this on its own thread.
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         sleeps = getattr(node, "name", "").startswith("test_")

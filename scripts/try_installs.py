@@ -83,11 +83,11 @@ for entry in distribution("conch").entry_points:
 
 @dataclass(frozen=True)
 class Install:
-    """What a line installs, and the pages that have it.
+    """Packages that a line installs, and the pages that have it.
 
     Attributes:
-        arguments: What follows ``pip install``.
-        folder: Where it is run.
+        arguments: Arguments that follow ``pip install``.
+        folder: Directory in which it is run.
     """
 
     arguments: tuple[str, ...]
@@ -115,7 +115,7 @@ class Install:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it installs a package of this project."""
+        """True if it installs a package of this project."""
         return not OURS.isdisjoint(self.packages)
 
 
@@ -155,7 +155,7 @@ def _single_packages(install: Install) -> list[str]:
 
 
 def pip_command(install: Install) -> tuple[str, list[str]]:
-    """What is done with a line, and pip's arguments for it."""
+    """Way in which a line is tried, and pip's arguments for it."""
     constraints = ["-c", str(ROOT / "constraints.txt")] if install.is_ours else []
     names = install.packages | install.extras
     if not SINGLY.isdisjoint(names):

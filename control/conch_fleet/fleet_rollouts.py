@@ -181,7 +181,7 @@ class FleetRollouts(RolloutCalls):
             return ()
 
     def stop(self) -> None:
-        """Tells the servers nothing more; they keep what they were told, within the lease."""
+        """Tells the servers nothing more; they keep their rollouts, within the lease."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -414,7 +414,7 @@ class FleetRollouts(RolloutCalls):
                 return False  # the agent is closed
             refused = isinstance(error, ConchError) and not isinstance(error, UnreachableError)
             if not isinstance(error, ConchError):
-                log.exception("server %s could not be told of rollouts", server)
+                log.exception("server %s could not be sent its rollouts", server)
             elif refused and courier.refusals.get(model) != error.message:
                 log.warning("server %s: the rollout of '%s': %s", server, model, error.message)
                 courier.refusals[model] = error.message

@@ -84,7 +84,7 @@ def _file_system(credentials: GcsCredentials, silence_s: float) -> Any:
         try:
             return _OneTry(token="google_default", **settings)
         except DefaultCredentialsError:
-            log.info("no Google credentials found: reading as anybody may")
+            log.info("no Google credentials found: reading anonymously")
     return _OneTry(token="anon", **settings)
 
 

@@ -1,4 +1,4 @@
-"""What every example client shares: its options, its connection and how it fails."""
+"""Options, connection and error handling of every example client."""
 
 import argparse
 import sys

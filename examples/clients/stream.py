@@ -14,7 +14,7 @@ def stream(client: InferenceServerClient, count: int) -> None:
     answers: queue.SimpleQueue[tuple[InferResult | None, InferenceServerException | None]]
     answers = queue.SimpleQueue()
     waiting: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    # The callback runs on the client's reader thread: it only hands over, so reading never stalls.
+    # The callback runs on the client's reader thread: it only queues answers, so reading never stalls.
     client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=TIMEOUT_S)
     try:
         for i in range(count):

@@ -21,7 +21,7 @@ def ask(client: InferenceServerClient, prompt: str, count: int, seed: int) -> An
         tensor("max_words", np.array([count], dtype=np.int32)),
         tensor("seed", np.array([seed], dtype=np.int64)),
     ]
-    # Without this nothing is sent after the last word, and nobody knows that it was the last one.
+    # Without this nothing is sent after the last word, and the client does not know that it was the last one.
     client.async_stream_infer(MODEL, inputs, enable_empty_final_response=True)
     return answers
 

@@ -102,7 +102,7 @@ class Repository:
         except NeedsWorkerError as error:
             # The text must not advise a flag or config parameter: neither has effect here.
             raise InvalidArgumentError(
-                f"{error.need}, and conch.testing runs it in this process unless it is told otherwise: give "
+                f"{error.need}, and conch.testing runs it in this process by default: give "
                 f"run or load placement='worker'"
             ) from None
         return self._publish(name, model)

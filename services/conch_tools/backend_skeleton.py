@@ -69,7 +69,7 @@ class {type}Backend(ArrayBackend):
 
     @property
     def uses_gpus(self):
-        """Whether instance groups without a kind go to the GPUs of the machine."""
+        """True if instance groups without a kind go to the GPUs of the machine."""
         return False
 
     def complete_config(self, config, version_directory, options):

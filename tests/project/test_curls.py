@@ -1,4 +1,4 @@
-"""What of a page's excerpts is compared."""
+"""Comparison of a page's excerpts."""
 
 from __future__ import annotations
 

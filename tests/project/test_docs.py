@@ -1,4 +1,4 @@
-"""What the documentation shows works as it stands there."""
+"""Examples of the documentation work as they stand there."""
 
 from __future__ import annotations
 

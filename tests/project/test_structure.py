@@ -12,7 +12,8 @@ HIDDEN = "_" + "core"
 
 SETTINGS = f"""
 [words]
-banned = ["whoever"]
+banned = ["whoever", "hands? over"]
+first = ["What", "Of"]
 [tests]
 privates = ["os._exit", "torch.{HIDDEN}"]
 [sources]
@@ -31,7 +32,9 @@ lazy = ["torch"]
 TEST = "def test_a(): ...\n"
 MARK = "@pytest.mark.process\n"
 CLEAN = {
-    "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
+    "services/conch/core/request.py": (
+        '"""Requests.\n\n    Whatever: a.\nOffers: What is open.\n"""\nimport numpy\nhands.over("whoever")\n'
+    ),
     "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
     "services/conch/other.py": f"#\ndef f(a):\n    a.{HIDDEN}\n",
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
@@ -53,7 +56,7 @@ CLEAN = {
 
 
 def problems(root: Path, files: dict[str, str]) -> dict[str, list[str]]:
-    """What each check finds in a checkout of these files."""
+    """Problems that each check finds in a checkout of these files."""
     for name, text in {structure.SETTINGS: SETTINGS, **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -91,11 +94,28 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ),
         ("check_basenames", "services/conch/wire/server.py", "#\n#\n", "server.py occurs 2 times"),
         ("check_words", "services/conch/a.py", '#\n"""Tells\nwhoever asks."""\n', "a.py:3: 'whoever'"),
-        ("check_words", "services/conch/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
+        ("check_words", "tests/c/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
         ("check_words", "services/conch/a.py", "#\nraise E(f'{x}: whoever asks')\n", "a.py:2: 'whoever'"),
+        *(
+            ("check_words", "services/conch/a.py", f"#\n{text}\n", f"a.py:2: {found!r}")
+            for text, found in (
+                ("log.info('%s: it hands over', a)", "hands over"),
+                ("self._log.exception(f'{a} hand over')", "hand over"),
+                ("respond(ConchError('whoever asks'))", "whoever"),
+            )
+        ),
         ("check_docstrings", "services/conch/a.py", '"""A.\n\nUsed by: `b`."""\n', "a.py:3: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '#\n"""A. Used\nby b."""\n', "a.py:2: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '"""Does nothing: b."""\n', "a.py:1: 'Does nothing'"),
+        *(
+            ("check_docstrings", name, text, f"{name}:{line}: '{found}': begin with")
+            for name, text, line, found in (
+                ("services/conch/a.py", '"""What it is."""\n', 1, "What"),
+                ("tests/c/a.py", '#\n"""\n    Of a request."""\n', 2, "Of"),
+                ("bench/a.py", '"""A.\n\n    Args:\n        b: What it is.\n    """\n', 4, "b: What"),
+                ("scripts/a/b.py", 'def f():\n    """What it is."""\n', 2, "What"),
+            )
+        ),
         *(
             ("check_foreign_privates", "services/conch/a.py", f"#\n{text}\n", f"a.py:2: {name} is private")
             for text, name in (

@@ -1,4 +1,4 @@
-"""An agent without models: it keeps what it is told, and answers as the test wants."""
+"""An agent without models: it keeps its calls, and answers as the test wants."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FakeAgent:
 
     Attributes:
         events: Its log.
-        loads: What was loaded, with the parameters.
-        unloads: What was unloaded, with `unload_dependents`.
-        drains: How often it was drained.
+        loads: Names of loaded models, with the parameters.
+        unloads: Names of unloaded models, with `unload_dependents`.
+        drains: Number of drains.
         draining: It was drained.
         labels: Labels of its models.
         reports: Rollouts of its models.

@@ -14,7 +14,7 @@ import pytest
 from tests.support.servers import ROOT
 
 ENVIRONMENT = Path(os.environ.get("CONCH_AIRFLOW", Path.home() / ".cache/conch-tests/airflow"))
-"""Where `tests/setup_airflow.sh` has installed Airflow."""
+"""Environment in which `tests/setup_airflow.sh` has installed Airflow."""
 
 WITH_AIRFLOW = [
     pytest.mark.airflow,
@@ -74,7 +74,7 @@ class AirflowDags:
     """Runs DAGs of a folder with a database of their own.
 
     Args:
-        home: Where Airflow writes.
+        home: Directory to which Airflow writes.
         dags: The folder.
     """
 

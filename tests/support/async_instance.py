@@ -29,13 +29,13 @@ class Begins(BackendInstance):
 
     Args:
         begin: Begins a batch.
-        most_batches: How many it takes at a time.
+        most_batches: Number of batches that it takes at a time.
 
     Attributes:
         begin: Begins a batch.
-        problems: What should not have happened.
-        begun: How many batches it was given.
-        closed: How often it was closed.
+        problems: Descriptions of events that should not have happened.
+        begun: Number of batches that it was given.
+        closed: Number of times that it was closed.
     """
 
     blocks = False
@@ -123,7 +123,7 @@ class Begins(BackendInstance):
 
     @property
     def set_aside(self) -> bool:
-        """Whether there is a callback for its return."""
+        """True if there is a callback for its return."""
         return self._again is not None
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ def at_once(batch: Batch, done: Done) -> None:
 
 
 class Kept:
-    """Begins batches and keeps them until somebody has them done."""
+    """Begins batches and keeps them until the test has them done."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -201,8 +201,8 @@ class Elsewhere:
     """Threads that do what they are given in any order.
 
     Args:
-        seed: Of that order.
-        threads: How many there are.
+        seed: Seed of that order.
+        threads: Number of threads.
     """
 
     def __init__(self, seed: int, threads: int = 2) -> None:
@@ -237,10 +237,10 @@ class Whim:
     """Begins batches in one of all the ways there are, good ones and bad ones.
 
     Args:
-        seed: Of the choice.
-        elsewhere: Where batches are done that are not at once.
-        decoupled: Whether requests answer for themselves.
-        failing: How often batches fail in one of the ways to do that.
+        seed: Seed of the choice.
+        elsewhere: Runs the batches that are not done at once.
+        decoupled: True if requests answer for themselves.
+        failing: Share of batches that fail in one of the ways to do that.
     """
 
     def __init__(self, seed: int, elsewhere: Elsewhere, decoupled: bool, failing: float) -> None:
@@ -283,7 +283,7 @@ class Whim:
             self._elsewhere.later(lambda: done(ValueError("told to")))
 
     def _until_cancelled(self, batch: Batch, done: Done) -> None:
-        """Is done at once if it is cancelled, and later if nobody cancels it."""
+        """Is done at once if it is cancelled, and later if it is not cancelled."""
         once = threading.Lock()
 
         def end(outcome: Callable[[], Outcome]) -> None:

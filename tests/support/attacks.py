@@ -1,4 +1,4 @@
-"""What a client can send to hold up a server, and how long a health check takes meanwhile."""
+"""Attacks of a client that hold up a server, and the time of a health check meanwhile."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class HealthProbe:
     """Checks a server's health again and again, in a process of its own.
 
     Attributes:
-        worst_s: How long the slowest check took, once the block is over.
+        worst_s: Duration of the slowest check, once the block is over.
         worst_cpu_s: The most processor time that the server took during a check: unlike the time that passes,
             it does not grow with what else runs on the machine.
-        count: How many checks there were.
+        count: Number of checks.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ def infer_bodies(model: str, size: int) -> dict[str, Callable[[], bytes]]:
 
     Args:
         model: The model they are for; one with an input INPUT0 of strings and any shape.
-        size: How long the messages are.
+        size: Size of the messages.
     """
     name = _field(1, model.encode())
     half = size // 2

@@ -16,7 +16,7 @@ import_module("six")
 
 @pytest.fixture
 def placement() -> str:
-    """Where Python models run; parametrised by those modules whose tests hold in both places."""
+    """Place in which Python models run; parametrised by modules whose tests hold in both places."""
     return "in_process"
 
 

@@ -30,7 +30,7 @@ def tensor_specs(**tensors: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ..
 
 
 class Answer:
-    """What one request was answered with."""
+    """Answer to one request."""
 
     def __init__(self) -> None:
         self.responses: list[InferenceResponse] = []
@@ -71,8 +71,8 @@ class Harness:
     """Makes models and requests; closes the models it made.
 
     Args:
-        root: Where model directories are written.
-        placement: Where Python models run: ``in_process`` or ``worker``.
+        root: Directory of model directories.
+        placement: Place in which Python models run: ``in_process`` or ``worker``.
     """
 
     def __init__(self, root: Path, placement: str = "in_process") -> None:

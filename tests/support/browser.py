@@ -114,7 +114,7 @@ class Visit:
         return path
 
     def axe(self) -> list[str]:
-        """What axe-core finds serious on the page."""
+        """Serious problems that axe-core finds on the page."""
         if not AXE.exists():
             pytest.skip("axe-core is not installed: see tests/setup_browser.sh")
         # Not by a script element, which the policy of the page refuses.

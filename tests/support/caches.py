@@ -13,9 +13,9 @@ class NetworkCache(ResponseCache):
     """Stands for a cache behind a network.
 
     Attributes:
-        entries: What it holds, with the time each is valid.
+        entries: Values that it holds, with the time each is valid.
         calls: Every call, in their order.
-        error: What calls raise, if anything.
+        error: Error that calls raise, if any.
         threads: Names of the threads that called.
     """
 

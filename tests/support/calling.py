@@ -53,7 +53,7 @@ def shown(response):
 
 
 def raised(function):
-    """What a function raises."""
+    """The error of a function, as text."""
     try:
         return f"returned {function()}"
     except Exception as error:
@@ -191,7 +191,7 @@ def write_until_cancelled(repository: Path) -> Path:
 
 
 def run(client: triton.InferenceServerClient, code: str, model: str = "script", **more: Any) -> str:
-    """What a model says that runs some code."""
+    """Output of a model that runs some code."""
     inputs = [tensor("IN", np.array([code.encode()], object), "BYTES")]
     options = {"client_timeout": WAIT_S, **more}
     text: bytes = client.infer(model, inputs, **options).as_numpy("OUT")[0]

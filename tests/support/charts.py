@@ -21,7 +21,7 @@ CHART = ROOT / "deploy" / "helm" / "conch"
 NAMESPACE = "prod"
 RELEASE = "r"
 FULL_NAME = "r-conch"
-"""What the chart calls its objects in this release."""
+"""Name of the chart's objects in this release."""
 
 Object = dict[str, Any]
 """An object of Kubernetes."""
@@ -105,7 +105,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class ChartError(Exception):
-    """What Helm says of values that the chart refuses."""
+    """Error of Helm about values that the chart refuses."""
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def _renderer() -> Path:
 
 
 def helm_template(arguments: Sequence[str], directory: Path) -> str:
-    """What `helm template` prints for a command line, run in a directory."""
+    """Output of `helm template` for a command line, run in a directory."""
     ended = subprocess.run(
         [_renderer(), *arguments], cwd=directory, capture_output=True, text=True, check=False
     )

@@ -16,25 +16,25 @@ from tests.support.servers import ROOT
 
 SOURCES = Path("examples") / "clients"
 CACHE = Path(os.environ.get("CONCH_CLIENTS", Path.home() / ".cache" / "conch-tests" / "clients"))
-"""Where builds and the packages of npm are; see tests/setup_clients.sh."""
+"""Directory of builds and of the packages of npm; see tests/setup_clients.sh."""
 
 _NO_SOURCES = shutil.ignore_patterns("README.md", "build", "target", "bin", "obj", "node_modules")
 
 
 class NotBuildable(Exception):
-    """What a client is built with is not here."""
+    """A tool or library for building a client is missing."""
 
 
 @dataclass(frozen=True)
 class Language:
-    """How a client is built.
+    """Build of a client.
 
     Attributes:
         tools: Programs that must be in PATH.
         libraries: Files that must exist, each a pattern.
         build: Commands in the client's directory, as in its README.
         run: The command that has the client's arguments behind it.
-        setup: What installs the tools.
+        setup: Script that installs the tools.
     """
 
     tools: tuple[str, ...]

@@ -13,7 +13,7 @@ class Clock:
     """A clock that stands still unless it is moved.
 
     Attributes:
-        now: What it shows.
+        now: Time that it shows.
     """
 
     def __init__(self, now: int = 0) -> None:

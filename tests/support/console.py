@@ -31,7 +31,7 @@ _LEAST_NODE = (20, 19)  # which takes .js files with imports for modules
 
 
 def node_problem() -> str:
-    """Why there is no usable node; empty if there is one."""
+    """Reason for which there is no usable node; empty if there is one."""
     node = shutil.which("node")
     if node is None:
         return "node is not installed"

@@ -59,7 +59,7 @@ class Shifted:
     """A clock that can be put ahead.
 
     Attributes:
-        ahead_ns: How far it is ahead.
+        ahead_ns: Nanoseconds that it is ahead.
         readers: Names of the threads that have read it.
     """
 
@@ -181,7 +181,7 @@ class Turnstile:
 
     @property
     def running(self) -> bool:
-        """Whether a batch has come that nobody has waited for."""
+        """True if a batch has come that no call has waited for."""
         return self.entered.acquire(blocking=False)
 
 

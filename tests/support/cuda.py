@@ -33,8 +33,8 @@ def build(directory: Path, old: bool = False) -> str:
     """Makes the driver.
 
     Args:
-        directory: Where to.
-        old: Whether it is one from before memory pools.
+        directory: Target directory.
+        old: True if it is one from before memory pools.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -50,11 +50,11 @@ class FakeCuda:
 
     Args:
         library: The driver.
-        directory: Where the memory is.
+        directory: Directory of the memory.
 
     Attributes:
         library: The driver.
-        directory: Where the memory is.
+        directory: Directory of the memory.
     """
 
     def __init__(self, library: str, directory: Path) -> None:
@@ -63,7 +63,7 @@ class FakeCuda:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to use it."""
+        """Variables of a process that uses it."""
         paths = [str(Path(self.library).parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {"LD_LIBRARY_PATH": ":".join(paths), "FAKE_CUDA_DIR": str(self.directory)}
 
@@ -98,7 +98,7 @@ class Allocation:
     Attributes:
         name: Its name among the open handles.
         handle: Its ``cudaIpcMemHandle_t``.
-        array: What is in it, as an array like the one it was made with.
+        array: Its contents, as an array like the one it was made with.
     """
 
     def __init__(self, directory: Path, values: NDArray[Any], device: int, pid: int) -> None:
@@ -130,5 +130,5 @@ def _mapping(path: Path, nbytes: int) -> Any:
 
 
 def without_gpu() -> str:
-    """Why tests on a real device can't run here; empty if they can."""
+    """Reason for which tests on a real device can't run here; empty if they can."""
     return "" if find_gpus(0.0) else "no CUDA device: no libcuda.so.1, or none that finds one"

@@ -1,4 +1,4 @@
-"""What Python models in tests have of CUDA, where no framework is installed."""
+"""CUDA for Python models in tests, where no framework is installed."""
 
 MADE = """
 import ctypes

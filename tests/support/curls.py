@@ -98,7 +98,7 @@ def _received(dump: str) -> tuple[int, dict[str, str]]:
 
 
 def differs(documented: str, actual: str) -> str | None:
-    """Where an output is not what an excerpt says; None if it is.
+    """First difference between an output and an excerpt; None if there is none.
 
     An excerpt that begins with JSON is compared as such, and the rest as text.
     """
@@ -117,7 +117,7 @@ def differs(documented: str, actual: str) -> str | None:
 
 
 def _matches(documented: str, actual: str) -> bool:
-    """Whether a text is like an excerpt, whatever the white space."""
+    """True if a text is like an excerpt, whatever the white space."""
     words = " ".join(documented.split())
     pattern = re.escape(words).replace(re.escape(REST), ".*")
     return re.fullmatch(pattern, " ".join(actual.split())) is not None

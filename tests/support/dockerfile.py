@@ -95,7 +95,7 @@ class Builder:
         context: The directory that it copies from; its `.dockerignore` names what may be copied.
         base: The files of what the first stage is from, whatever the file says.
         packages: Python packages for pip, in place of an index.
-        at: Where the stages are built.
+        at: Directory in which the stages are built.
     """
 
     def __init__(self, file: Path, context: Path, base: Path, packages: Path, at: Path) -> None:
@@ -220,7 +220,7 @@ def _substituted(text: str, variables: Mapping[str, str]) -> str:
 
 
 def refusal(base: Path) -> str:
-    """Why images can't be built and run here; empty if they can."""
+    """Reason for which images can't be built and run here; empty if they can."""
     if not base.is_dir():
         return "there is no base: tests/setup_image.sh makes it"
     script = 'mount -t tmpfs none /mnt && mount --bind /mnt /mnt && exec chroot "$1" true'

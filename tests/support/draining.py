@@ -16,7 +16,7 @@ from tests.support.servers import WAIT_S, RawClient
 from tritonclient.grpc import service_pb2
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-"""What the health service answers."""
+"""Answers of the health service."""
 
 _HTTP_BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]})
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -49,7 +49,7 @@ class Client(RawClient):
         return method.future(request_for(name, **parameters), timeout=WAIT_S)
 
     def health(self) -> Any:
-        """What the health service says, or the code of an error."""
+        """Answer of the health service, or the code of an error."""
         try:
             return self.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=WAIT_S)
         except grpc.RpcError as error:
@@ -72,7 +72,7 @@ class Client(RawClient):
 
 
 def outcome(future: Any) -> str:
-    """How a request ended: ``OK``, or the code of its error."""
+    """End of a request: ``OK``, or the code of its error."""
     error = future.exception(WAIT_S)
     return "OK" if error is None else str(error.code().name)
 
@@ -83,8 +83,8 @@ class Load:
     Args:
         address: The server's.
         model: The model's name.
-        polite: Whether they send no more once the health service says that the server is not ready.
-        http_address: Where two more clients send over HTTP, one of them each time on a new connection; None
+        polite: True if they send no more once the health service says that the server is not ready.
+        http_address: HTTP address of two more clients, one of them each time on a new connection; None
             for no such clients.
         notice_s: Seconds in which polite clients go on after that, as before their load balancer has noticed.
     """

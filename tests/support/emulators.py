@@ -33,7 +33,7 @@ main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
 
 
-# Nobody in particular may make objects, but not change them.
+# Any identity may make objects, but not change them.
 _SOMEBODY = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20260101/us-east-1/s3/aws4_request, "
     "SignedHeaders=host, Signature=0"
@@ -56,7 +56,7 @@ class Emulator(Protocol):
     """A running server.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
     """
 
     port: int

@@ -144,7 +144,7 @@ def spied(model: str, source: str, target: str, seen: str, **more: str) -> Any:
 
 
 def plain(model: str, source: str, target: str) -> Any:
-    """A step of a spy whose sights nobody wants."""
+    """A step of a spy whose sights are not requested."""
     return model, {"IN": source}, {"OUT": target}
 
 

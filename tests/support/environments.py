@@ -39,7 +39,7 @@ def wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requi
 
 
 def site_of_numpy() -> str:
-    """Where the numpy of these tests is installed."""
+    """Directory in which the numpy of these tests is installed."""
     return str(Path(np.__file__).parents[1])
 
 

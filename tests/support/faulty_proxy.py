@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Fault(Enum):
-    """What happens to an answer."""
-
     HANG = auto()
     """It never comes."""
     BUSY = auto()
@@ -43,7 +41,7 @@ class FaultyProxy:
     """The proxy.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
         seen: The requests so far.
         choose: Says which fault a request gets.
     """
@@ -72,7 +70,7 @@ class FaultyProxy:
         self.released = threading.Event()
 
     def count(self, path: str = "", method: str = "") -> int:
-        """How many requests there were with something in their path."""
+        """Number of requests with something in their path."""
         return sum(path in seen.path and method in seen.method for seen in self.seen)
 
 

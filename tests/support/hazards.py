@@ -77,12 +77,12 @@ def _is_template(process: psutil.Process) -> bool:
 
 
 def blocks_of(pid: int) -> int:
-    """How many blocks of memory a process has descriptors of."""
+    """Number of blocks of memory of which a process has descriptors."""
     return sum(map(_is_block, _descriptors_of(pid)))
 
 
 def descriptors_besides_blocks_of(pid: int) -> int:
-    """How many other descriptors a process has: it keeps blocks for a while."""
+    """Number of other descriptors of a process: it keeps blocks for a while."""
     descriptors = _descriptors_of(pid)
     return len(descriptors) - sum(map(_is_block, descriptors))
 
@@ -92,7 +92,7 @@ def _is_block(descriptor: str) -> bool:
 
 
 def _descriptors_of(pid: int) -> list[str]:
-    """What the descriptors of a process refer to."""
+    """Targets of a process's descriptors."""
     links = []
     for number in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):

@@ -28,7 +28,7 @@ class TritonPythonModel:
     """See the module."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Misbehaves if it is told to."""
+        """Misbehaves on request."""
         parameters = json.loads(args["model_config"])["parameters"]
 
         def told(name: str) -> bool:

@@ -133,7 +133,7 @@ def cut(data: bytes, positions: Iterable[int]) -> Iterator[bytes]:
 
 
 def story(events: Iterable[Event]) -> list[tuple[object, ...]]:
-    """What events tell, however the data was cut, without what only the owner's timing decides."""
+    """Contents of events, however the data was cut, without what only the owner's timing decides."""
     told: list[tuple[object, ...]] = []
     for event in events:
         if isinstance(event, HeadersReceived):

@@ -182,7 +182,7 @@ class Frame:
 
     @property
     def ends(self) -> bool:
-        """Whether it is the stream's last."""
+        """True if it is the stream's last."""
         return self.kind in (FrameType.DATA, FrameType.HEADERS) and bool(self.flags & END_STREAM)
 
     @property
@@ -205,13 +205,13 @@ class Http2Peer:
 
     Args:
         address: Host and port.
-        timeout_s: How long to wait for one state.
-        acknowledges: Whether to acknowledge the server's SETTINGS and PING frames.
+        timeout_s: Time to wait for one state.
+        acknowledges: True to acknowledge the server's SETTINGS and PING frames.
 
     Attributes:
         settings: The server's settings, by their numbers, as received so far.
         goaway: The server's last GOAWAY frame; None if there was none.
-        closed: Whether the server has closed the connection.
+        closed: True if the server has closed the connection.
     """
 
     def __init__(self, address: str, timeout_s: float = WAIT_S, acknowledges: bool = True) -> None:

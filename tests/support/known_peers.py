@@ -15,10 +15,10 @@ DROP = "drop"
 
 @dataclass
 class KnownPeer:
-    """What a server of known behaviour has done.
+    """Record of a server of known behaviour.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
         received: Requests that it has read.
     """
 

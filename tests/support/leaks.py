@@ -1,4 +1,4 @@
-"""What a process holds, compared before and after a test."""
+"""Resources of a process, compared before and after a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PEER_PREFIX = "triton_python_backend_shm_region_"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds.
+    """Resources of a process.
 
     Attributes:
         threads: Its threads.
@@ -42,7 +42,7 @@ class Held:
 
 
 def held() -> Held:
-    """What this process holds now."""
+    """Resources of this process now."""
     # The one helper process that multiprocessing starts once and keeps for the life of the process.
     tracker_pid = getattr(resource_tracker._resource_tracker, "_pid", None)
     tracker_fd = getattr(resource_tracker._resource_tracker, "_fd", None)
@@ -87,7 +87,7 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 _servers = 0
 _had_server = False
 _GRPC = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
-"""What gRPC opens where server and client are in one process, and keeps for the life of that process."""
+"""Descriptors that gRPC opens for server and client in one process, and keeps for that process's life."""
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def local_server() -> Iterator[None]:
 
 
 def leaked(before: Held) -> list[str]:
-    """What is held now and was not before, a line each."""
+    """Resources that are held now and were not before, a line each."""
     now = held()
     # A server that outlives the test may load models in it: what it starts for them is its own.
     kept = {child.pid for child in before.children & now.children}

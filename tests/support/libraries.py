@@ -26,7 +26,7 @@ class Libraries:
     """Builds libraries in a directory.
 
     Attributes:
-        directory: Where they are built.
+        directory: Directory in which they are built.
         host: A ``libtritonserver.so`` with one function, outside the directory.
     """
 

@@ -185,7 +185,7 @@ def write_words(repository: Path, name: str = "words", **parameters: str) -> Pat
 
 
 def running(repository: Path, name: str = "words") -> int:
-    """How many endless answers of the text model there are now."""
+    """Number of endless answers of the text model now."""
     return len(list((repository / name).glob("running-*")))
 
 

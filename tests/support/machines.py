@@ -1,4 +1,4 @@
-"""How long state machines run: a while in every run of the tests, many times that in the slow ones."""
+"""Durations of state machines: a while in every run of the tests, many times that in the slow ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_machine(machine: type[RuleBasedStateMachine], examples: int, slow_factor
     Args:
         machine: The machine.
         examples: Examples of `STEPS` steps in the usual run.
-        slow_factor: How many times as many the slow run has.
+        slow_factor: Factor by which the slow run has more of them.
 
     Returns:
         The usual test class, and the one of more examples, marked as slow.

@@ -54,7 +54,7 @@ def samples(text: str, openmetrics: bool = False) -> Samples:
 
 
 def scrape(url: str) -> Samples:
-    """What a server says now."""
+    """Samples of a server now."""
     status, _, body = get(url)
     assert status == 200
     return samples(body.decode())

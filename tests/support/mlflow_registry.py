@@ -53,7 +53,7 @@ class Model:
 
 
 class RefusedError(Exception):
-    """What a request is refused with."""
+    """Refusal of a request."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class FakeRegistry:
         most: Entries of a page, at most.
         authorization: The header that requests need; empty for none.
         elsewhere: URI of where artifacts lie, if the server does not hand them out.
-        ranges: Whether it knows ranges.
+        ranges: True if it knows ranges.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ def made_here(names: Iterable[str], pid: int | None = None) -> set[str]:
 
     Args:
         names: The names.
-        pid: The process; this one, unless somebody says otherwise.
+        pid: The process; this one, unless given.
     """
     doubtful = set(names)
     if not doubtful:
@@ -79,7 +79,7 @@ def _used(pid: int) -> set[str]:
 
 
 def _files(pid: int) -> Iterator[str]:
-    with suppress(OSError):  # it has ended, or is somebody else's
+    with suppress(OSError):  # it has ended, or is another user's
         maps = os.fsdecode(Path(f"/proc/{pid}/maps").read_bytes())
         yield from (fields[5] for line in maps.splitlines() if len(fields := line.split(None, 5)) == 6)
         for name in os.listdir(f"/proc/{pid}/fd"):

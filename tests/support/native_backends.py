@@ -17,7 +17,7 @@ class NativeBackends:
 
     Attributes:
         directory: For ``--backend-directory``.
-        packages: What a server needs in ``PYTHONPATH``.
+        packages: Directories for a server's ``PYTHONPATH``.
         host: The C host.
     """
 

@@ -44,7 +44,7 @@ def build_backend(source: Path, folder: Path, *flags: str, name: str = "") -> Pa
 
 
 def supports(folder: Path, *flags: str) -> bool:
-    """Whether the compiler can make a program with these flags."""
+    """True if the compiler can make a program with these flags."""
     source = folder / "supports.c"
     source.write_text("int main(void) { return 0; }\n")
     command = [*compiler(), *flags, "-o", str(folder / "supports"), str(source)]

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """What the real one raises."""
+    """Error of the real module."""
 
 
 def nvmlInit() -> Any:

@@ -14,7 +14,7 @@ FEATURES, HIDDEN = 12, 48
 STEPS = Path(__file__).with_name("optimize_steps.py")
 """Functions of steps with planted faults."""
 ENVIRONMENTS = Path.home() / ".cache" / "conch-tests" / "optimize"
-"""Where steps have their environments built, in some minutes; make the folder to have that."""
+"""Directory in which steps have their environments built, in some minutes; make it to have that."""
 OFFLINE = not ENVIRONMENTS.is_dir()
 
 

@@ -41,15 +41,15 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 
 
 class Collector:
-    """What has been exported, and how the next exports are answered.
+    """Exports so far, and the answers to the next ones.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
         traces: Requests with spans that were taken; all of those that came are in `seen`.
         metrics: The same with metrics.
         logs: The same with lines of logs.
         seen: Kind, headers (or metadata) and message of each request, whatever its answer.
-        answers: How the next requests are answered, one each: ``hang``, ``close``, ``rubbish``, a status with
+        answers: Answers to the next requests, one each: ``hang``, ``close``, ``rubbish``, a status with
             its headers, or the number of spans that are refused. Without one, a request is taken.
     """
 

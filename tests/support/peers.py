@@ -31,7 +31,7 @@ NEEDS_TRITON = [
 
 
 _NO_ID = "[request id: <id_unknown>] "
-"""What Triton says of a request without an id, and conch does not."""
+"""Prefix of Triton for a request without an id, which conch does not have."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def serving_both(repository: Path, *flags: str) -> Iterator[Both]:
 
 
 def ready(client: RawClient) -> bool:
-    """Whether a server answers that it is ready."""
     try:
         return bool(client("ServerReady", service_pb2.ServerReadyRequest()).ready)
     except grpc.RpcError:
@@ -106,7 +105,7 @@ def ready(client: RawClient) -> bool:
 
 
 def text_of(error: Any) -> str:
-    """What an error of gRPC says, without the id of a request that has none."""
+    """Text of a gRPC error, without the id of a request that has none."""
     return (error.details() or "").replace(_NO_ID, "")
 
 
@@ -145,7 +144,7 @@ def streamed(both: Both, *requests: Any) -> tuple[list[Any], list[Any]]:
 
 
 def counts(client: RawClient, model: str) -> dict[Any, int]:
-    """What a server has counted of a model: requests by their ends, and executions by batch size."""
+    """Counts of a server for a model: requests by their ends, and executions by batch size."""
     (stats,) = client.unary(service_pb2.ModelStatisticsRequest(name=model)).model_stats
     durations = {field.name: value.count for field, value in stats.inference_stats.ListFields()}
     batches = {row.batch_size: row.compute_infer.count for row in stats.batch_stats}
@@ -153,7 +152,7 @@ def counts(client: RawClient, model: str) -> dict[Any, int]:
 
 
 class Growth:
-    """How much the counts of models have grown on both servers since it was made."""
+    """Growth of the counts of models on both servers since it was made."""
 
     def __init__(self, both: Both, *models: str) -> None:
         self._both = both

@@ -1,4 +1,4 @@
-"""What the suites of hosting platforms share: requests, models and readers of manifests."""
+"""Requests, models and readers of manifests for the suites of hosting platforms."""
 
 from __future__ import annotations
 

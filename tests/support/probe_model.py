@@ -6,7 +6,7 @@ It answers IN with OUT, and in SEEN says what it saw: the ids of the batch, the 
 |---|---|
 | ``started`` | path of a file to create when execution begins |
 | ``wait_for`` | path of a file; execution goes on when it exists |
-| ``until_cancelled`` | path of a file to create once the request is seen to be cancelled |
+| ``until_cancelled`` | path of a file to create once the model sees that the request is cancelled |
 | ``do`` | ``raise``, ``exit``, ``too few``, ``no list`` or ``no response``: how `execute` goes wrong |
 | ``error`` | name of the TritonError code this one request is answered with |
 """
@@ -80,5 +80,5 @@ def _until(condition: Any) -> None:
     deadline = time.monotonic() + _LONGEST_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("nobody let the request go on")
+            raise TimeoutError("the test did not let the request go on")
         time.sleep(_LOOK_S)

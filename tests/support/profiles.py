@@ -1,4 +1,4 @@
-"""How many examples property tests try.
+"""Number of examples that property tests try.
 
 ``HYPOTHESIS_PROFILE`` names the profile: `dev` (15 examples, the default), `ci` (100) or `nightly` (1,000).
 Tests with a number of their own state it for `ci`; `scaled` turns it into that of the profile.

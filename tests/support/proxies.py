@@ -14,7 +14,7 @@ from socket import create_connection
 from tests.support.servers import WAIT_S, eventually, free_port
 
 HOME = Path(os.environ.get("CONCH_PROXIES", Path.home() / ".cache" / "conch-tests" / "proxies"))
-"""Where Envoy is; see tests/setup_proxies.sh."""
+"""Directory of Envoy; see tests/setup_proxies.sh."""
 
 _NGINX = """
 daemon off;

@@ -15,7 +15,7 @@ import psutil
 from tests.support.servers import ROOT, eventually, free_port
 
 ENVIRONMENT = Path(os.environ.get("CONCH_RAY", Path.home() / ".cache/conch-tests/ray"))
-"""Where `tests/setup_ray.sh` has installed Ray."""
+"""Environment in which `tests/setup_ray.sh` has installed Ray."""
 
 _SCRIPT = Path(__file__).with_name("ray_service.py")
 _MARK = "CONCH_RAY_TEST"
@@ -30,7 +30,7 @@ class RayCluster:
         self.http_url = f"http://127.0.0.1:{http_port}"
 
     def wait_ready(self) -> None:
-        """Waits for the answer to what it was told last."""
+        """Waits for the answer to its last command."""
         assert self._process.stdout is not None
         for line in self._process.stdout:  # Ray has messages of its own
             if line.startswith(("ready", "failed")):

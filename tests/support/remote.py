@@ -34,7 +34,7 @@ class RemoteModel:
 
     Attributes:
         files: Contents by path; replaced as a whole, so that each state can be told from all others.
-        error: What storage answers with instead.
+        error: Error with which storage answers instead.
         staged: Directories that were ever made.
         released: Those that are gone again.
         fetching: Released once for each fetch that has begun.

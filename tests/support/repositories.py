@@ -29,7 +29,7 @@ class Place:
     Attributes:
         emulator: The store.
         bucket: Its bucket, which has nothing else.
-        proxy: What stands before the store.
+        proxy: Proxy before the store.
         cache: A directory for a cache.
         prefix: The repository's path in the bucket.
     """

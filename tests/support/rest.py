@@ -24,7 +24,7 @@ class Agent:
 
     Attributes:
         asked: Calls, in order.
-        listing: What the index says.
+        listing: Contents of the index.
         error: Raised by loads and unloads.
         hold: Called by loads and the index.
     """
@@ -36,7 +36,7 @@ class Agent:
         self.hold: Callable[[], object] = lambda: None
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """Says what it was told to."""
+        """Returns the listing of the test."""
         self.asked.append(("index", ready_only))
         self.hold()
         return self.listing
@@ -125,7 +125,7 @@ class Wire(asyncio.Transport):
 
     Attributes:
         written: Everything that the server has written, in pieces.
-        reading: Whether the server reads.
+        reading: True if the server reads.
     """
 
     def __init__(self, handler: Handler, loop: Any = None, reads: float = float("inf")) -> None:

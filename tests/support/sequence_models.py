@@ -167,7 +167,7 @@ def python_config(
 def write_sums(
     repository: Path, name: str, strategy: str, correlation: str = "TYPE_UINT64", *, batch: int = 4
 ) -> None:
-    """Writes a model that answers with the sums of its sequences, and with what it is told of them."""
+    """Writes a model that answers with the sums of its sequences, and with the controls that it gets."""
     more = LONG + CONTROLS + CORRELATION.format(correlation)
     write_model(repository, name, python_config(strategy, more=more, batch=batch), {"model.py": SUMS})
 

@@ -1,4 +1,4 @@
-"""Whether a server still answers over HTTP, whatever it has met."""
+"""Checks that a server still answers over HTTP, whatever it has met."""
 
 from __future__ import annotations
 

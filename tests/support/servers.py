@@ -35,9 +35,9 @@ EXAMPLES = ROOT / "examples" / "models" / "basic"
 PYTHON_EXAMPLES = ROOT / "examples" / "models" / "python"
 CONCH = Path(sys.executable).with_name("conch")
 PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers"))
-"""Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
+"""Directory of a real Triton and its load generator, if they are installed; see bench/setup_peers.sh."""
 GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
-"""What serves the gRPC port of these servers, unless a flag names it."""
+"""Transport of the gRPC port of these servers, unless a flag names it."""
 FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
 """Front processes of these servers, unless a flag says how many; none with flags that need none."""
 _WITHOUT_FRONTS = ("--grpc-transport=grpcio",)
@@ -81,14 +81,14 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
 
 
 def past_deadline(call: Callable[[float], T], reached: Callable[[], Any], first_s: float = 0.3) -> T:
-    """What comes of a call whose deadline passes when something has been reached.
+    """Result of a call whose deadline passes when something has been reached.
 
     A machine may be too busy to get there before the first deadline; then the call is made again with a
     longer one.
 
     Args:
         call: Makes the call with a deadline in seconds, and catches its error.
-        reached: Whether the call got to where it is to be when its deadline passes.
+        reached: True once the call is at the point where its deadline is to pass.
         first_s: The first deadline.
     """
     while True:
@@ -124,7 +124,7 @@ class ServerProcess:
 
     Args:
         arguments: Its command line, without the command.
-        directory: Where its output goes.
+        directory: Directory of its output.
         environment: Variables it gets besides ours, without those of conch; None for one that it does not
             get.
         descriptors: Its limit of file descriptors; None for ours.
@@ -162,29 +162,29 @@ class ServerProcess:
 
     @property
     def output(self) -> str:
-        """What it has printed: its tables, which come with the logs, and what is on standard output."""
+        """Printed text: its tables, which come with the logs, and standard output."""
         return _announced(self.errors) + self.standard_output
 
     @property
     def standard_output(self) -> str:
-        """What is on standard output: the access log, where it is to go there."""
+        """Text of standard output: the access log, if it is to go there."""
         return self._output.read_text()
 
     @property
     def errors(self) -> str:
-        """What it has written to standard error: logs, and the reason for not starting."""
+        """Text of standard error: logs, and the reason for not starting."""
         return self._errors.read_text()
 
     @property
     def address(self) -> str:
-        """Where it listens, as in its table."""
+        """Address of its gRPC port, as in its table."""
         found = re.search(r"\| gRPC +\| (\S+)", self.output)
         assert found, self.output
         return found[1]
 
     @property
     def http_address(self) -> str:
-        """Where it listens for HTTP."""
+        """Address of its HTTP port."""
         found = re.search(r"\| HTTP +\| https?://(\S+)", self.output)
         assert found, self.output
         return found[1]
@@ -196,14 +196,14 @@ class ServerProcess:
 
     @property
     def metrics_url(self) -> str:
-        """Where it tells its metrics, as in its table."""
+        """URL of its metrics, as in its table."""
         found = re.search(r"\| Metrics +\| (\S+)", self.output)
         assert found, self.output
         return found[1]
 
     @property
     def console_url(self) -> str:
-        """Where its console is, as in its table."""
+        """URL of its console, as in its table."""
         found = re.search(r"\| Console +\| (\S+)", self.output)
         assert found, self.output
         return found[1]
@@ -315,7 +315,7 @@ class LocalServer:
 
 
 AnyServer = LocalServer | ServerProcess
-"""What clients can be made for."""
+"""Servers that clients can be made for."""
 
 
 def _keywords(flags: Sequence[str]) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _keywords(flags: Sequence[str]) -> dict[str, Any]:
 
 
 _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
-"""Of a model, in process or in a worker, and not of the server or of a worker's own code."""
+"""Records of a model, in process or in a worker, and not of the server or of a worker's own code."""
 
 
 @contextmanager
@@ -381,7 +381,7 @@ def serving_process(
 
 
 def without_models(errors: str) -> str:
-    """What a server has logged, without the lines that tell of exceptions in Python models."""
+    """Log of a server, without the lines about exceptions in Python models."""
     return "\n".join(line for line in errors.splitlines() if not _MODELS.search(line))
 
 
@@ -430,7 +430,7 @@ def write_steps(repository: Path, name: str = "steps", finalized: Path | None = 
     """Writes a decoupled model that does what its requests tell it; see `steps_model`.
 
     Args:
-        repository: Where.
+        repository: The repository.
         name: Its name.
         finalized: A file that it creates in `finalize`, or None.
     """

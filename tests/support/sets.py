@@ -15,7 +15,7 @@ import pytest
 
 PROCESS_FOLDERS = ("/chaos/", "/e2e/")
 PROCESS_FIXTURES = frozenset({"driver", "libraries"})
-"""What starts a process for every test that uses it, such as a compiler."""
+"""Fixtures that start a process for every test that uses them, such as a compiler."""
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})
 
@@ -63,5 +63,5 @@ def order(items: list[pytest.Item]) -> None:
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether the test belongs to the set that runs at every change."""
+    """True if the test belongs to the set that runs at every change."""
     return not any(item.get_closest_marker(name) for name in ("process", "slow", "peer", "gpu", "browser"))

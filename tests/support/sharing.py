@@ -72,7 +72,7 @@ def register_request(name: str, key: str, byte_size: int, offset: int = 0) -> An
 
 
 def mapped(server: ServerProcess, memory: SharedObject) -> bool:
-    """Whether the server has an object mapped or open."""
+    """True if the server has an object mapped or open."""
     process = Path(f"/proc/{server.process.pid}")
     if memory.key in (process / "maps").read_text():
         return True

@@ -56,10 +56,10 @@ _WEIGHTS = 1 << 16
 
 
 class Steering:
-    """A directory with the files by which such models are told to wait, and tell that they do.
+    """A directory with the files that let such models wait, and that say that they do.
 
     Args:
-        at: Where; it must exist.
+        at: Directory of the files; it must exist.
     """
 
     def __init__(self, at: Path) -> None:
@@ -88,17 +88,17 @@ class Steering:
             path.unlink()
 
     def ran(self) -> int:
-        """How many requests all of them have run that were unloaded."""
+        """Number of requests that all unloaded ones have run."""
         path = self._at / "ran"
         return sum(map(int, path.read_text().split())) if path.exists() else 0
 
 
 def steered_inputs() -> list[triton.InferInput]:
-    """What to send to such a model."""
+    """Inputs of such a model."""
     return [tensor("IN", np.ones(1, np.float32))]
 
 
 def answer_of(client: triton.InferenceServerClient, name: str) -> int:
-    """What such a model answers."""
+    """Answer of such a model."""
     result = client.infer(name, steered_inputs(), client_timeout=WAIT_S)
     return int(result.as_numpy("OUT")[0])

@@ -18,10 +18,10 @@ class HangingStore:
     """A `Repository` in front of another one, or of models that a test gives it.
 
     Attributes:
-        models_now: What it has, unless it is in front of another one.
-        error: What a listing fails with when it ends, if anything.
+        models_now: Its models, unless it is in front of another one.
+        error: Error that a listing fails with when it ends, if any.
         begun: Released for each listing that begins.
-        listings: How many have begun.
+        listings: Number of listings that have begun.
         most: The most that were under way at the same time.
         threads: Those that have listed it.
     """
@@ -51,7 +51,7 @@ class HangingStore:
         """It is there."""
 
     def models(self) -> Mapping[str, ModelSource]:
-        """What it had when the listing began."""
+        """Models at the time when the listing began."""
         with self._lock:
             self.listings += 1
             self._under_way += 1

@@ -87,7 +87,7 @@ class Terminal:
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """Whether the modes are those of the start, and the last screen is the usual one, with a cursor."""
+        """True if the modes are those of the start, and the last screen is the usual one, with a cursor."""
         screen = self.output.rfind("\x1b[?1049l") > self.output.rfind("\x1b[?1049h")
         cursor = self.output.rfind("\x1b[?25h") > self.output.rfind("\x1b[?25l")
         return screen and cursor and self._modes() == self.modes

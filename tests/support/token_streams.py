@@ -118,7 +118,7 @@ class TokenStream:
         name: Begins its words.
         version: The version of the model that is to answer.
         status: HTTP status, once it is there.
-        ended: Whether the response is complete.
+        ended: True if the response is complete.
     """
 
     def __init__(self, name: str, model: str, route: str, *, count: int = 40, width: int = 0) -> None:

@@ -96,7 +96,7 @@ def sklearn_model(name: str, kind: str, path: Path | None = None, **parameters: 
 
 
 def gtil(model: Any, rows: Array) -> Array:
-    """What treelite's engine says of rows."""
+    """Predictions of treelite's engine for rows."""
     import treelite
 
     with warnings.catch_warnings():

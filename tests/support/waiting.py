@@ -1,4 +1,4 @@
-"""How long a test waits for what the code under test does at once."""
+"""Time that a test waits for what the code under test does at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gRPC keeps from its first call on, which is no leak of the test that makes that call."""
+"""Objects that gRPC keeps from its first call on, which are no leak of the test that makes that call."""
 
 from __future__ import annotations
 

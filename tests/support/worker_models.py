@@ -44,7 +44,7 @@ def spec_of(directory: Path, model: str, **more: Any) -> ModelSpec:
 
 
 def said(running: Running) -> Any:
-    """What a model says in a text."""
+    """Text of a model's answer, as JSON."""
     return json.loads(running.infer(IN=ONE)["OUT"][0])
 
 

@@ -121,7 +121,7 @@ class Running:
             raise self.load_error
 
     def wait_lost(self) -> str:
-        """Why the worker was lost, once it is."""
+        """Reason for which the worker was lost, once it is."""
         assert self._gone.wait(WAIT_S)
         (reason,) = self.lost
         return reason

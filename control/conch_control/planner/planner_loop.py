@@ -229,7 +229,7 @@ class Planner:
                 raise OutOfRangeError("the agent has been started anew")
             changes = self._running.apply(events.after(self._running.revision))
         except OutOfRangeError as error:
-            log.info("everything is asked for again: %s", error.message)
+            log.info("reading the whole index again: %s", error.message)
             self._adopted, self._running = False, None
             self._attach()
             return
@@ -238,7 +238,7 @@ class Planner:
             return
         for name, running in changes.items():
             if name not in mine and name not in self._plan.in_progress:
-                log.info("model '%s' was %s by somebody else", name, "loaded" if running else "unloaded")
+                log.info("model '%s' was %s by another caller", name, "loaded" if running else "unloaded")
                 self.start_operations(self._plan.external_change(name, running, self._clock()))
 
     def _attach(self) -> None:

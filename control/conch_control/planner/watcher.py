@@ -81,7 +81,7 @@ class Watcher:
         self.directories: Directories | None = None
         for location in locations:
             if "://" in location:
-                self._refuse(location, "object stores tell nobody of changes")
+                self._refuse(location, "object stores do not report changes")
         if len(self._unwatched) < len(self._locations):
             self.directories = self._open()
 

@@ -78,7 +78,7 @@ class ConnectionReceiver:
         taken: The eventfd.
 
     Attributes:
-        ended: Whether the core sends no more.
+        ended: True if the core sends no more.
     """
 
     def __init__(self, sock: socket.socket, taken: int) -> None:

@@ -60,7 +60,7 @@ class DecodedRequest:
 
     @property
     def binary(self) -> bool:
-        """Whether all outputs of an HTTP request are to be sent as binary."""
+        """True if all outputs of an HTTP request are to be sent as binary."""
         return self.row[4] & BINARY_OUTPUTS != 0
 
     def request(self, responder: Responder) -> InferenceRequest:
@@ -136,7 +136,7 @@ class RequestReader:
     def _signature(
         self, option_text: bytes, layout_text: bytes, options: Options, inputs: list[Tensor]
     ) -> object:
-        """What requests with the same texts share; None if they differ in more than id and tensors."""
+        """Template of requests with the same texts; None if they differ in more than id and tensors."""
         if options.correlation_id:
             return None
         key = option_text, layout_text

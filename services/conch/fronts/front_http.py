@@ -137,7 +137,7 @@ class _Passed:
         return HttpRecord(Record.OPEN, self.number, complete, head, text, body)
 
     def rest(self) -> HttpRecord | None:
-        """What has come since then of the body; None if nothing has."""
+        """Part of the body that has come since then; None if nothing has."""
         if self._ended:
             return None
         body, complete = self._take()
@@ -158,7 +158,7 @@ class _PassedInfer(_Passed):
 
     Attributes:
         target: Model and version.
-        head: What its headers say.
+        head: Values of its headers.
         body: The body, if it has been taken from the exchange.
         request: The request, once it is decoded.
         wanted: Outputs to send as binary.
@@ -195,7 +195,7 @@ class _PassedInfer(_Passed):
 
     @property
     def raw(self) -> bool:
-        """Whether the body goes as it came."""
+        """True if the body goes as it came."""
         return self._left is not None
 
     def send_raw(self, body: memoryview) -> None:
@@ -225,7 +225,7 @@ class HttpFront:
 
     Args:
         stream: The messages.
-        connections: Where connections come from.
+        connections: Source of connections.
         on_over: Called when the core is gone, or its messages can't be read.
     """
 
@@ -609,7 +609,7 @@ def _infer_target(exchange: HttpExchange, most_bytes: int) -> tuple[tuple[str, s
 
 
 def _binary(wanted: BinaryOutputs, request: InferenceRequest) -> bool | None:
-    """Whether all outputs are to be sent as binary; None if some are."""
+    """True if all outputs are to be sent as binary; None if some are."""
     if not wanted.named:
         return wanted.binary
     return True if len(wanted.named) == len(request.requested or ()) else None

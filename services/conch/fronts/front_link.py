@@ -54,7 +54,7 @@ class Handlers(NamedTuple):
 
 
 class FrontCounts(NamedTuple):
-    """What the clients of a front have caused, see `ClientCounts`."""
+    """Counts of a front's clients, see `ClientCounts`."""
 
     closed: Mapping[str, int]
     ended: Mapping[str, int]
@@ -78,10 +78,10 @@ class FrontLink:
         on_lost: Called once with the reason when it is gone.
 
     Attributes:
-        serving: Whether it takes connections.
+        serving: True if it takes connections.
         calls: Its calls that have not ended, by number.
         connections: Number of its connections.
-        counts: What its clients have caused.
+        counts: Counts of its clients.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class FrontLink:
 
     @property
     def responsive(self) -> bool:
-        """Whether it takes connections, and has sent STATE lately."""
+        """True if it takes connections, and has sent STATE lately."""
         return self.serving and self.alive
 
     @property
     def alive(self) -> bool:
-        """Whether it has sent STATE lately."""
+        """True if it has sent STATE lately."""
         return self._clock() - self._state_ns < _SILENCE_NS
 
     def start(self, settings: FrontSettings) -> None:

@@ -92,7 +92,7 @@ class Front:
 
     Args:
         stream: The messages.
-        connections: Where connections come from.
+        connections: Source of connections.
     """
 
     def __init__(self, stream: MessageStream, connections: ConnectionReceiver) -> None:

@@ -77,7 +77,7 @@ class Front:
 
     Attributes:
         name: Its name in the log.
-        policy: When it is started again.
+        policy: Decides when it is started again.
         link: The link to its process; None while there is none.
         connections: Passes connections on to its last process.
         http: The link for HTTP to its last process.
@@ -178,7 +178,7 @@ class FrontServer:
 
     @property
     def client_counts(self) -> ClientCounts:
-        """What the clients of all fronts have caused."""
+        """Counts of the clients of all fronts."""
         closed, ended, received = Counter(self._port.closed), Counter(self._port.ended), 0
         for front in self._fronts:
             link = front.link

@@ -321,7 +321,7 @@ class HttpLink:
 
     Attributes:
         exchanges: Its exchanges that have not ended, by number.
-        serving: Whether it takes connections.
+        serving: True if it takes connections.
         connections: Number of its connections; also read by other threads.
     """
 

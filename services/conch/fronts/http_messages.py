@@ -1,4 +1,4 @@
-"""What core and fronts say to each other about HTTP.
+"""Messages about HTTP between core and fronts.
 
 Infer requests that a front has decoded come as EXECUTE, and their responses go as RESPONSES, as those of gRPC
 do (`front_messages`); the number of each is ``head << 32 | exchange``. All else are records, those of one
@@ -98,12 +98,12 @@ class HttpRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortSettings:
-    """What a front needs to know of a port.
+    """Settings of a port that a front needs.
 
     Attributes:
         tls: TLS, or None for plain text.
         idle_s: Seconds after which an unused connection is closed.
-        most_connections: How many there are likely to be.
+        most_connections: Estimated maximum of its connections.
         infer_bytes: Largest JSON or decompressed body of infer requests; None if fronts decode none.
     """
 

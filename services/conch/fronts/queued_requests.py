@@ -39,7 +39,7 @@ class RequestSender:
         ] = {}
 
     def travels(self, request: InferenceRequest) -> bool:
-        """Whether the message of a round can have the request.
+        """True if the message of a round can have the request.
 
         The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
         get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
@@ -68,7 +68,7 @@ class RequestSender:
             caller: Number of its caller.
             number: Number of its call.
             call: Its call.
-            message: What the client has sent.
+            message: Message of the client.
             flags: Flags of its row.
         """
         first = not self._requests

@@ -25,7 +25,7 @@ _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
 
 
 class CallLink(Protocol):
-    """What a call needs of the link to its front; methods are of the loop's thread.
+    """The link to the front of a call, as the call needs it; methods are of the loop's thread.
 
     Attributes:
         loop: The loop.
@@ -98,7 +98,7 @@ class RemoteCall:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; None without a policy."""
+        """Grant of the access policy to the client; None without a policy."""
         return getattr(self, "_access", None)
 
     @access.setter
@@ -122,7 +122,7 @@ class RemoteUnary(RemoteCall):
     """One unary call.
 
     Attributes:
-        decoded: Whether its front has decoded its request, and encodes the response.
+        decoded: True if its front has decoded its request, and encodes the response.
     """
 
     __slots__ = ("_answer", "_answered", "_on_cancel", "_subject", "_trailing", "decoded")
@@ -172,7 +172,7 @@ class RemoteUnary(RemoteCall):
 
     @property
     def answered(self) -> bool:
-        """Whether it has an answer, sent or not."""
+        """True if it has an answer, sent or not."""
         return self._answered
 
     # On any thread.
@@ -331,7 +331,7 @@ class RemoteStream(RemoteCall, Reader):
 
     @property
     def behind(self) -> bool:
-        """Whether its client has too much to read."""
+        """True if its client has too much to read."""
         return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:

@@ -30,7 +30,7 @@ from conch.ipc.tensors import Payload
 
 
 class ExchangeLink(Protocol):
-    """What an exchange needs of the link to its front."""
+    """The link to the front of an exchange, as the exchange needs it."""
 
     def send(self, record: HttpRecord) -> None:
         """Sends a record with the round."""
@@ -80,7 +80,7 @@ class RemoteConnection:
 
     @property
     def writable(self) -> bool:
-        """Whether the client has read enough for more to be written."""
+        """True if the client has read enough for more to be written."""
         return self._writable.is_set()
 
     async def drain(self) -> None:

@@ -32,7 +32,7 @@ _DRAWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A score that was told.
+    """A reported score.
 
     Attributes:
         window: 1 for a full window, `SHORT` for a short one.

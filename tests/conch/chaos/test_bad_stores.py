@@ -314,7 +314,7 @@ def test_a_full_disk_is_reported_and_recovers(s3_place: Place, number: int) -> N
         assert caught.value.errno == number
         assert [path.name for path in repository.cache.own_directory.iterdir() if path.suffix] == []
         assert tree_of(served.directory) == {"1/model.bin": b"o" * 1000}
-        # What nobody uses any more makes room by itself.
+        # Unused files make room by themselves.
         served.release()
 
         def free(size: int) -> bool:

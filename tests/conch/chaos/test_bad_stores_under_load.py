@@ -252,7 +252,7 @@ def load(server: ServerProcess, name: str) -> None:
 
 
 def answers_with(client: triton.InferenceServerClient, name: str, answer: int) -> bool:
-    """Whether a model serves and answers with a number."""
+    """True if a model serves and answers with a number."""
     try:
         return answer_of(client, name) == answer
     except InferenceServerException:

@@ -110,7 +110,7 @@ def test_everybody_calls_somebody(
             statistics = client.get_inference_statistics(as_json=True)["model_stats"]
         counted = sum(int(one["inference_stats"]["success"].get("count", 0)) for one in statistics)
     assert sum(outcomes.values()) == clients * each
-    # Deadlocks are found, not waited for: nobody is late.
+    # Deadlocks are found, not waited for: no call is late.
     assert set(outcomes) <= {"ok", *REFUSED}, outcomes
     assert counted >= outcomes["ok"] * (DEPTH + 1)
 

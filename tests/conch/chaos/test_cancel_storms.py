@@ -149,7 +149,6 @@ def failures(seen: StatisticsSnapshot) -> int:
 
 
 def cancelled(books: Submissions) -> int:
-    """How many accepted requests the model has counted as cancelled so far."""
     return sum(books.snapshot().cancelled.values())
 
 

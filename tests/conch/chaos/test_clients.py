@@ -175,7 +175,7 @@ def test_a_sender_that_does_not_read_is_made_to_wait(server: ServerProcess) -> N
             last = sent
         assert sent < total, "the server has taken in everything"
         assert most - before < 400 * 2**20
-        probe(client)  # nobody else has to wait
+        probe(client)  # no other client has to wait
         for number, message in enumerate(call):
             answer = service_pb2.ModelStreamInferResponse.FromString(message)
             assert answer.error_message == ""

@@ -29,7 +29,7 @@ FOLLOW = ["--repository-poll-secs=0.1", "--repository-settle-secs=0.05"]
 
 @dataclass
 class Place:
-    """A server with models `m`, which everybody loads and unloads, and `other`, which stays."""
+    """A server with models `m`, which all clients load and unload, and `other`, which stays."""
 
     repository: Path
     server: ServerProcess
@@ -43,7 +43,7 @@ class Place:
         os.replace(aside, self.repository / "m" / "1" / "model.py")
 
     def planned(self) -> int:
-        """How often the planner has asked for a load of `m`."""
+        """Number of loads of `m` that the planner has asked for."""
         return self._log().count(ASKED)
 
     def rests(self) -> bool:
@@ -136,7 +136,7 @@ def at_once(calls: Sequence[Callable[[], object]], pool: ThreadPoolExecutor) -> 
 
 
 def of_operator(call: Callable[[], None]) -> object:
-    """What a client would be told of an operator's call."""
+    """Error that a client would get from an operator's call; empty for none."""
     try:
         call()
     except ConchError as error:

@@ -151,7 +151,7 @@ class _Client(threading.Thread):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is to send more on this connection."""
+        """True if it is to send more on this connection."""
         return not self._enough.is_set() and self.random.random() > _LEAVES
 
     def count(self) -> None:
@@ -303,7 +303,7 @@ def _asking(client: _Client) -> None:
 
 
 class _Held(NamedTuple):
-    """What the core holds; memory and descriptors without those of blocks, which stay for 30 s."""
+    """Resources of the core; memory and descriptors without those of blocks, which stay for 30 s."""
 
     memory: int
     descriptors: int

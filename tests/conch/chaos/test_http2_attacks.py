@@ -167,9 +167,9 @@ class Flood:
     Attributes:
         frames: The frames of a round, by its number.
         ended_by: Transports that end the connection; others have to bound what the flood takes.
-        rounds: How many rounds there are, unless the connection ends before.
-        reads: Whether the client reads what the server sends.
-        acknowledges: Whether the client acknowledges the server's settings.
+        rounds: Number of rounds, unless the connection ends before.
+        reads: True if the client reads what the server sends.
+        acknowledges: True if the client acknowledges the server's settings.
     """
 
     frames: Callable[[int], bytes]

@@ -67,7 +67,7 @@ def test_those_that_wait_leave_the_queue(server: ServerProcess, tmp_path: Path) 
 
 
 def test_a_slow_reader_of_large_answers(server: ServerProcess) -> None:
-    """What it does not read is kept once; others are served, and it gets all when it reads."""
+    """Unread answers are kept once; others are served, and a slow reader gets all when it reads."""
     check_served(server)
     before = resident(server)
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def test_a_sender_a_byte_at_a_time(server: ServerProcess) -> None:
 
 
 def test_a_reader_of_a_stream_that_does_not_read(repository: Path, tmp_path: Path) -> None:
-    """The model waits for it, in bounded memory, and is told when it goes."""
+    """The model waits for it, in bounded memory, and is notified when it goes."""
     write_model(tmp_path, "flood", FLOOD_CONFIG, {"model.py": FLOOD})
     with serving_process(repository, tmp_path) as server:
         check_served(server)

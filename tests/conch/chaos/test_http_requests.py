@@ -1,4 +1,4 @@
-"""Requests over HTTP that break off, do not fit their headers, flood or smuggle: refused, and harm nobody."""
+"""Requests over HTTP that break off, do not fit their headers, flood or smuggle: refused, and harmless."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.servers import (
 )
 
 MOST_BYTES = 1 << 20
-"""Of a body as JSON, at the server of these tests."""
+"""Limit of a body as JSON, at the server of these tests."""
 ROOM = 96 << 20
 """For what the server may keep while it is flooded, and the allocator keeps for ever."""
 SMUGGLED = request("GET", LIVE)
@@ -49,7 +49,7 @@ shared = server_fixture(flags=[f"--http-max-input-size={MOST_BYTES}"], process=T
     ],
 )
 def test_requests_that_break_off(shared: ServerProcess, beginning: bytes) -> None:
-    """They hold up nobody while they wait, and leave nothing when their client goes."""
+    """They hold up no other client while they wait, and leave nothing when their client goes."""
     process = psutil.Process(shared.process.pid)
     check_served(shared)
     before = process.num_fds()
@@ -70,7 +70,7 @@ def test_requests_that_break_off(shared: ServerProcess, beginning: bytes) -> Non
 
 
 def test_a_body_that_is_longer_than_it_says(server: ServerProcess) -> None:
-    """What is too much begins the next request, and is none."""
+    """Bytes beyond the stated length begin the next request, and are none."""
     with raw_http(server.http_address) as connection:
         connection.send(request("POST", INFER, BODY) + b"\0more of it\r\n\r\n")
         statuses = [response.status for response in connection.responses()]
@@ -270,7 +270,7 @@ SMUGGLING = {
 
 @pytest.mark.parametrize("name", SMUGGLING)
 def test_smuggled_requests_are_not_answered(shared: ServerProcess, name: str) -> None:
-    """Where two readers might disagree on where a request ends, it is the last one of its connection."""
+    """A request whose end two readers might see in different places is the last one of its connection."""
     with raw_http(shared.http_address) as connection:
         connection.send_while_taken(SMUGGLING[name] + SMUGGLED)
         connection.half_close()

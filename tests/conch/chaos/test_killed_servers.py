@@ -43,8 +43,8 @@ class Place:
     Attributes:
         steering: Holds up what their models do.
         bucket: The store's bucket.
-        proxy: What stands before the store.
-        path: Where everything else is.
+        proxy: Proxy before the store.
+        path: Directory of everything else.
         flags: For servers.
         environment: For servers.
     """
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def control(self) -> str:
-        """Where servers listen for operators."""
+        """Address at which servers listen for operators."""
         return f"unix:{self.path}/control"
 
     def publish(self, version: int) -> None:
@@ -100,7 +100,7 @@ class Place:
 
 
 def versions(client: ModelControlClient) -> dict[str, dict[int, Phase]]:
-    """What a server says of its models."""
+    """Phases of a server's models, by name and version."""
     return {
         model.name: {version.version: version.phase for version in model.versions}
         for model in client.models().models
@@ -137,13 +137,13 @@ def nothing(place: Place) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill.
+    """Moment at which to kill.
 
     Attributes:
         prepare: Has things stop there.
-        version: Of which version.
+        version: Number of the version.
         phase: The phase it is in.
-        names: Which models get there.
+        names: Names of the models that get there.
     """
 
     prepare: Callable[[Place], None]

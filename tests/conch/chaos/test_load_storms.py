@@ -64,7 +64,7 @@ class Place:
         self.server = server
 
     def has_begun(self, model: str) -> bool:
-        """Whether a load has come as far as the model's code."""
+        """True once a load has come as far as the model's code."""
         return (self.directory / "begun" / model).exists()
 
     def wait_until_all_hang(self) -> None:
@@ -96,7 +96,7 @@ def message(model: str) -> bytes:
 
 
 def is_refused(channel: grpc.Channel, call: Any) -> bool:
-    """Whether a call of a channel has been refused; else it waits, or has ended well."""
+    """True if a call of a channel has been refused; else it waits, or has ended well."""
     # On the same connection, so the server has read the call before this one.
     channel.unary_unary(LIVE)(b"", timeout=WAIT_S)
     with suppress(grpc.FutureTimeoutError):

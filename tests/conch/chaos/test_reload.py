@@ -47,7 +47,7 @@ class TritonPythonModel:
 
 
 class Traffic:
-    """Clients that send requests, one after the other, until they are told to stop."""
+    """Clients that send requests, one after the other, until the test stops them."""
 
     def __init__(self, server: ServerProcess, model: str) -> None:
         self._server = server

@@ -100,7 +100,7 @@ def request(count: int, model: str = "flood") -> Any:
 
 
 class FloodingModel:
-    """What a model that floods has done; `address` is its server's."""
+    """Record of a model that floods; `address` is its server's."""
 
     def __init__(self, address: str, log: Path) -> None:
         self.address = address
@@ -108,12 +108,12 @@ class FloodingModel:
 
     @property
     def sent(self) -> int:
-        """How many blocks it has sent, all in all."""
+        """Number of blocks it has sent, all in all."""
         return self._log.read_text().count(".") if self._log.exists() else 0
 
     @property
     def cancelled(self) -> int:
-        """How often it has seen that its request was cancelled."""
+        """Number of times it has seen that its request was cancelled."""
         return self._log.read_text().count("c") if self._log.exists() else 0
 
     def wait_until_it_waits(self) -> None:
@@ -170,7 +170,7 @@ def test_a_model_waits_for_its_reader(repository: Path, tmp_path: Path, how: str
             assert flood.sent < BLOCKS
             assert flood.memory() - before < BOUND + SLACK
             for start in range(20):
-                check_simple(client.infer("simple", simple_inputs(start)), start)  # nobody else waits
+                check_simple(client.infer("simple", simple_inputs(start)), start)  # no other client waits
             numbers = [m.infer_response.raw_output_contents[0][0] for m in call]
         assert numbers == [number % 251 for number in range(1, BLOCKS)]
         assert flood.memory() - before < BOUND + SLACK

@@ -1,4 +1,4 @@
-"""A model that has always been fast takes long once: nobody else may have to wait for it."""
+"""A model that has always been fast takes long once: no other model may have to wait for it."""
 
 from __future__ import annotations
 

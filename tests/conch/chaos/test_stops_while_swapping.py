@@ -164,5 +164,4 @@ def swaps_go_on(place: Place, mode: str, delay_s: float) -> bool:
 
 
 def swaps(server: ServerProcess) -> int:
-    """How often the model was loaded."""
     return server.errors.count("successfully loaded 'm'")

@@ -1,4 +1,4 @@
-"""Logs that nobody takes: requests are answered as if there were none."""
+"""Logs without a reader: requests are answered as if there were none."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_pipe_that_nobody_reads(repository: Path, tmp_path: Path) -> None:
     with piped(repository, tmp_path, "--log-rate-limit=0") as (server, reader):
         with client_of(server) as client:
             send(client, _REQUESTS)
-        # Somebody reads after all, and hears of what was dropped.
+        # A reader that comes after all gets the count of dropped lines.
         text = bytearray()
 
         def read() -> None:

@@ -242,7 +242,7 @@ def message_for(endpoint: Endpoint) -> bytes:
 
 
 def call(raw: RawClient, endpoint: Endpoint, name: str) -> str:
-    """Whether an RPC lets a principal in: ``yes``, ``401`` or ``403``."""
+    """Answer of an RPC to a principal: ``yes``, ``401`` or ``403``."""
     metadata = tuple(bearer(name).items())
     try:
         if endpoint.rpc.endswith("Watch"):

@@ -101,7 +101,7 @@ SENDERS: tuple[Sender, ...] = (over_grpc, over_grpc, *[over_a_stream] * STREAMS,
 
 @dataclass
 class Attack:
-    """What came of the requests of all clients, and the seconds that they took."""
+    """Outcomes of the requests of all clients, and the seconds that they took."""
 
     outcomes: Counter[str]
     seconds: float = 0.0

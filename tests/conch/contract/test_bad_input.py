@@ -341,7 +341,7 @@ def test_malformed_strings(raw: RawClient, data: bytes, text: str) -> None:
 
 
 def test_same_head_other_size(raw: RawClient) -> None:
-    """What is remembered of a good request must not let a bad one with the same head through."""
+    """A bad request with the head of a good one that is remembered is refused."""
     check_simple(triton.InferResult(raw.infer(simple_request(id="r"))))
     for contents, got in (([ROW, ROW[:-4]], 60), ([ROW, ROW + b"\0"], 65)):
         with pytest.raises(grpc.RpcError) as raised:
@@ -413,7 +413,7 @@ def test_names_are_no_paths(raw: RawClient) -> None:
     ],
 )
 def test_a_call_without_a_message(raw: RawClient, method: str) -> None:
-    """The client half-closes at once; as with grpcio's own servers it is told, and does not wait for ever."""
+    """The client half-closes at once; as with grpcio's own servers it gets an error, and need not wait."""
     with pytest.raises(grpc.RpcError) as raised:
         raw.channel.stream_unary(method)(iter(()), timeout=WAIT_S)
     error: Any = raised.value

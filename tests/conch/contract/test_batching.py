@@ -96,7 +96,6 @@ def raw(batching: AnyServer) -> Iterator[RawClient]:
 
 
 def inferences(client: Client, model: str) -> int:
-    """How many requests a model has finished."""
     (stats,) = client.get_inference_statistics(model).model_stats
     return int(stats.inference_count)
 
@@ -323,7 +322,7 @@ class TestFullQueues:
         """gRPC itself waits for the time that the server names, not for that of its policy."""
         block("fresh")
         waiting, refused = fill(raw, "fresh", BOUND)
-        # Of a model that has not finished a batch yet nobody knows how long they take.
+        # The duration of a model's batches is not known before the first one has finished.
         assert ("grpc-retry-pushback-ms", "1000") in refused.trailing_metadata()
         policy = {
             "methodConfig": [

@@ -113,7 +113,7 @@ SCRIPTS = {
     "lambda: pb_utils.Tensor('Y', None), lambda: pb_utils.TritonError('m', 99), "
     "lambda: pb_utils.InferenceRequest('echo', ['OUT'], []))]": repr(["TypeError"] * 6),
 }
-"""What Triton 2.51 answers to the same."""
+"""Scripts, and the answers of Triton 2.51 to the same."""
 
 COROUTINES = {
     "shown(await call('echo', 1).async_exec())": "[[1.0]]",

@@ -59,7 +59,7 @@ server = server_fixture(flags=[f"--cache-config=local,size={SIZE}"])
 
 
 class Counts:
-    """How much a model's counters have grown."""
+    """Growth of a model's counters."""
 
     def __init__(self, client: triton.InferenceServerClient, model: str) -> None:
         self._client = client
@@ -107,7 +107,7 @@ def test_a_hit_is_the_same_answer_with_a_new_id(client: triton.InferenceServerCl
 
 
 def test_requests_that_differ_get_their_own_answers(client: triton.InferenceServerClient) -> None:
-    """Where Triton's key has bytes only, shapes and parameters would get each other's answers."""
+    """Triton's key has bytes only: shapes and parameters would get each other's answers."""
     counts = Counts(client, "probe")
     for shape in ((1, 4), (2, 2), (4, 1)):
         result = client.infer("probe", probe_inputs(12.0, shape))

@@ -16,7 +16,7 @@ from tests.support.certificates import Authority
 from tests.support.servers import WAIT_S, copy_example, free_port, serving
 
 ATTEMPTS = 20
-"""Of each kind of refused client."""
+"""Attempts of each kind of refused client."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Files = tuple[Path, Path]
@@ -31,7 +31,7 @@ class Place:
     clients: dict[str, Files | None]
 
     def takes(self, port: str, client: str) -> bool:
-        """Whether a port answers a client."""
+        """True if a port answers a client."""
         context = ssl.create_default_context(cafile=self.root)
         http2 = port in ("grpc", "control")
         if http2:

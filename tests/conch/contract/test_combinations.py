@@ -1,4 +1,4 @@
-"""What models do together that each of them does alone: sequences, caches, limits, order and ensembles."""
+"""Features of models together: sequences, caches, limits, order and ensembles."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ class TestOrder:
 
 @pytest.mark.parametrize("kind", ["rated", "rated countdown"])
 def test_sequences_share_a_resource(client: Client, kind: str) -> None:
-    """Two models, one at a time, many sequences: no two batches at once, and nobody is forgotten."""
+    """Two models, one at a time, many sequences: no two batches at once, and no sequence is forgotten."""
 
     def sums(sequence: int) -> list[float]:
         model = f"rated {('direct', 'oldest')[sequence % 2]}"

@@ -131,7 +131,6 @@ def write_models(repository: Path, real: bool) -> None:
 
 
 def on_cuda() -> bool:
-    """Whether the installed ONNX Runtime can use GPUs."""
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()

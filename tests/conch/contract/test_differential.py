@@ -196,7 +196,7 @@ def test_requests(both: Both, name: str) -> None:
 
 @pytest.mark.parametrize("names", [(), ("final",), ("ok", "ok", "final"), ("ok", "okfinal")])
 def test_unary_calls_to_a_decoupled_model(both: Both, names: tuple[str, ...]) -> None:
-    """Where it has not exactly one response; conch finds out by running it."""
+    """The call fails without exactly one response; conch finds out by running the model."""
     compare(both, steps(*(names or ("final",))))
 
 

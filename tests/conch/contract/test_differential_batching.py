@@ -28,7 +28,7 @@ LONG_US = 1_000_000
 
 @dataclass(frozen=True)
 class Queue:
-    """What waits when the instance becomes free, and the settings it waits under."""
+    """Requests that wait when the instance becomes free, and the settings they wait under."""
 
     rows: tuple[int, ...]
     preferred: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ def statistics(client: RawClient, model: str) -> Any:
 
 
 def outcome(call: Any) -> Any:
-    """How a call ended."""
+    """End of a call: ``OK``, or the code and text of its error."""
     try:
         call.result()
     except grpc.RpcError:

@@ -61,5 +61,4 @@ def test_changes_come_to_the_same_ends(tmp_path: Path) -> None:
 
 
 def not_ready(client: RawClient, name: str) -> bool:
-    """Whether a server says that a model is not ready."""
     return bool(outcome(lambda: client("ModelReady", service_pb2.ModelReadyRequest(name=name))) == {})

@@ -52,7 +52,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 @pytest.fixture(scope="module")
 def loads(both: Both) -> dict[str, tuple[Any, Any]]:
-    """What loading each model, and asking for its groups if that went well, came to on each server."""
+    """Outcome on each server of loading each model, and of asking for its groups if that went well."""
 
     def load(name: str) -> tuple[Any, Any]:
         found = outcomes(both, service_pb2.RepositoryModelLoadRequest(model_name=name))

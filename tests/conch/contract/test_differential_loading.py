@@ -48,7 +48,7 @@ class Site:
         return ours
 
     def states(self, *names: str) -> list[tuple[str, ...]]:
-        """What the index says of some models; the same on both in the end: parts follow ensembles."""
+        """Lines of the index for some models; the same on both in the end: parts follow ensembles."""
 
         def shown(client: RawClient) -> list[tuple[str, ...]]:
             return [line for line in settled(client) if line[0] in names]

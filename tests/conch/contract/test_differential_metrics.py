@@ -58,7 +58,7 @@ NEWER = frozenset({"nv_model_load_duration_secs"})
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Where Triton and conch tell their metrics, after the same requests."""
+    """URLs of the metrics of Triton and conch, after the same requests."""
     repository = tmp_path_factory.mktemp("both")
     write_model(repository, "plain", CONFIG.format(extra='metric_tags { key: "team" value: "x" }'),
                 {"model.py": MODEL})  # fmt: skip

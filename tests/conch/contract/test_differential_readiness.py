@@ -1,4 +1,4 @@
-"""When Triton and conch are ready, as their models come and go; docs/operations.md has the differences."""
+"""Readiness of Triton and conch as their models come and go; docs/operations.md has the differences."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Answers = tuple[bool, bool, bool]
 
 
 class Ground:
-    """Both servers, and the files by which their models are told what to do."""
+    """Both servers, and the files that steer their models."""
 
     def __init__(self, path: Path, both: Both) -> None:
         self.path = path
@@ -119,7 +119,7 @@ def _future(client: RawClient, method: str, message: Any) -> Any:
 
 
 def probes(client: RawClient) -> Answers:
-    """What a server says: it is ready, its health, the model is ready."""
+    """Answers of a server: it is ready, its health, the model is ready."""
     return (
         client("ServerReady", service_pb2.ServerReadyRequest()).ready,
         client("/grpc.health.v1.Health/Check", b"") == b"\x08\x01",
@@ -158,7 +158,7 @@ def test_a_life(servers: Ground, strict: bool) -> None:
     same: Callable[[Answers], bool] = lambda expected: at.ours == at.theirs == expected  # noqa: E731
 
     def differ(ours: Answers) -> bool:
-        """Whether conch says this, and Triton that the server is not ready, where it is strict."""
+        """True if conch says this, and Triton that the server is not ready, if it is strict."""
         return at.ours == ours and at.theirs == (not strict, not strict, ours[2])
 
     at.model((), "nonsense: 1")

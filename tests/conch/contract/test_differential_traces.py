@@ -32,8 +32,6 @@ Stamps = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a server listens."""
-
     http: str
     grpc: str
 
@@ -125,7 +123,7 @@ def chained(stamps: Stamps) -> list[str]:
 
 
 def trees(file: Path) -> list[Any]:
-    """What a trace file holds, without times and numbers: roots in their order, with their children."""
+    """Contents of a trace file, without times and numbers: roots in their order, with their children."""
     headers: dict[int, dict[str, Any]] = {}
     stamps: dict[int, list[tuple[str, int]]] = defaultdict(list)
     tensors: dict[int, list[tuple[str, ...]]] = defaultdict(list)

@@ -169,7 +169,7 @@ def ask(client: Client, model: str, value: float = 1.0, rows: int = 1, **more: A
 
 
 def seen(result: Any, name: str = "S1") -> Any:
-    """What a step has seen."""
+    """Values that a step has seen."""
     return json.loads(result.as_numpy(name).ravel()[0])
 
 
@@ -247,7 +247,7 @@ def test_response_parameters_move_a_request_to_another_sequence(raw: RawClient) 
 
 
 def stream(client: Client, model: str, value: Any, **parameters: Any) -> list[Any]:
-    """What one request on a stream is answered with, up to the final flag; errors as they are."""
+    """Answers to one request on a stream, up to the final flag; errors as they are."""
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.start_stream(lambda result, error: arrived.put((result, error)))
     found: list[Any] = []

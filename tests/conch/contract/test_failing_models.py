@@ -1,4 +1,4 @@
-"""Models that fail, at loading or executing: what clients are told, and that others go on."""
+"""Models that fail, at loading or executing: the errors of clients, and that others go on."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def ask_four(server: AnyServer, orders: dict[int, dict[str, str]]) -> dict[int, 
 
 
 def executions(server: AnyServer) -> tuple[int, int, int]:
-    """Of the model that batches four: executions, successes, failures."""
+    """Executions, successes and failures of the model that batches four."""
     with client_of(server) as client:
         (stats,) = client.get_inference_statistics("four").model_stats
         return (

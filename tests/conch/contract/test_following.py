@@ -70,7 +70,6 @@ class Following:
         self.client = client
 
     def answer(self, name: str = "m", client: triton.InferenceServerClient | None = None) -> int:
-        """What a model answers."""
         inputs = [tensor("IN", np.zeros(1, np.int32), "INT32")]
         result = (client or self.client).infer(name, inputs, client_timeout=WAIT_S)
         return int(result.as_numpy("OUT")[0])
@@ -87,11 +86,11 @@ class Following:
         eventually(completed, f"{name} answers {answer}: {self.server.errors[-3000:]}")
 
     def lines(self, text: str) -> int:
-        """How often the log says something."""
+        """Number of times that the log has a text."""
         return self.server.errors.count(text)
 
     def loads(self, name: str = "m") -> int:
-        """How often a model was loaded since the start."""
+        """Number of loads of a model since the start."""
         return self.lines(f"model '{name}' is new or has changed: loading it")
 
     def index(self) -> dict[tuple[str, str], tuple[str, str]]:

@@ -47,7 +47,7 @@ from tests.support.http2_peer import (
 from tests.support.servers import WAIT_S, serving
 
 SOON_S = 0.2
-"""How long to wait for what a transport is known not to do."""
+"""Time to wait for a reaction that a transport is known not to have."""
 
 PROTOCOL, FLOW, CLOSED = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.STREAM_CLOSED
 SIZE, COMPRESSION = ErrorCode.FRAME_SIZE_ERROR, ErrorCode.COMPRESSION_ERROR
@@ -750,7 +750,7 @@ DEVIATIONS: dict[str, tuple[str, ...]] = {
     ),
     "own": (),
 }
-"""How the names of the cases begin that a transport does not pass."""
+"""Beginnings of the names of the cases that a transport does not pass."""
 
 RACES = ("grpcio, generic 4: HEAD",)
 """Cases that a transport passes at times."""

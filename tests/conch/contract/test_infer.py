@@ -220,7 +220,7 @@ def test_deadline_that_passes_in_the_queue(client: Client, signal_files: tuple[P
             client.infer("probe", probe_inputs(), client_timeout=seconds)
 
     def is_counted() -> bool:
-        """Whether the request has been taken out of the queue and counted as a failure."""
+        """True once the request has been taken out of the queue and counted as a failure."""
         after = client.get_inference_statistics("probe", as_json=True)["model_stats"][0]["inference_stats"]
         return int(after["fail"].get("count", 0)) > int(before["fail"].get("count", 0))
 

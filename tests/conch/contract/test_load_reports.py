@@ -51,7 +51,7 @@ class TritonPythonModel:
         ]
 """
 FIELDS = {"application_utilization": 9, "rps_fractional": 6, "eps": 7, "named_metrics": 8}
-"""Of the standard, by number."""
+"""Fields of the standard, by number."""
 
 
 @pytest.fixture(scope="module")

@@ -322,7 +322,7 @@ def test_calls_of_models_have_lines_if_asked(tmp_path: Path) -> None:
         code = "result = call('echo', 1, outputs=['X'], request_id='wrong').exec().has_error()"
         assert run(client, code) == "True"
         told = [(line["protocol"], line["id"], line["model"], line["code"]) for line in lines(5)]
-    # A call's line is written once its response is handed over, which may be after the caller's own.
+    # A call's line is written once its response is delivered, which may be after the caller's own.
     assert sorted(told) == [
         ("grpc", "", "script", "OK"),
         ("grpc", "", "script", "OK"),

@@ -47,7 +47,7 @@ from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 
 CACHE = "--cache-config=local,size=1000000"
-EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # to nobody
+EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # without a receiver
 MODEL = """
 import triton_python_backend_utils as pb_utils
 
@@ -302,7 +302,7 @@ def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
 
 
 def health(server: AnyServer) -> dict[str, tuple[int, bytes]]:
-    """What the probes of the metrics port get; the REST port says the same."""
+    """Answers to the probes of the metrics port; the REST port says the same."""
     ports = (server.metrics_url.removesuffix("/metrics"), f"http://{server.http_address}")
     own, rest = ({name: get(f"{port}/v2/health/{name}")[::2] for name in ("live", "ready")} for port in ports)
     assert own == rest

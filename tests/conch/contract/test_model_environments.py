@@ -35,7 +35,7 @@ class TritonPythonModel:
 """
 
 BUILD_S = 120.0
-"""How long building an environment may take on a machine that has much else to do."""
+"""Longest time to build an environment on a machine that has much else to do."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that loads what it is told."""
+    """A server that loads models on request."""
     flags = ["--model-control-mode=explicit", f"--backend-config=python,environment-cache={tmp_path}/cache"]
     with serving_process(repository, flags=flags, environment={"PATH": "/usr/bin:/bin"}) as server:
         yield server

@@ -168,7 +168,7 @@ def test_ensembles_turn_to_the_only_model_left(tmp_path: Path, mode: str) -> Non
 
 @pytest.mark.slow
 class TestBesideTriton:
-    """What Triton 2.51 does."""
+    """The same requests to Triton 2.51."""
 
     pytestmark = NEEDS_TRITON
 

@@ -1,4 +1,4 @@
-"""What a request and its response say beside their tensors: parameters, timeout, priority, classes."""
+"""Parts of requests and responses beside their tensors: parameters, timeout, priority, classes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Ask = Callable[[Any], Any]
 
 
 def write_models(repository: Path) -> None:
-    """The models that tell what they were told, and one with labels."""
+    """The models that answer with their parameters, and one with labels."""
     write_model(repository, "teller", TELLER_CONFIG, {"model.py": TELLER})
     directory = write_model(repository, "labelled", LABELLED_CONFIG, {"model.py": CASTER})
     (directory / "labels.txt").write_text(LABELS)

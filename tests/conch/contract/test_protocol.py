@@ -143,7 +143,7 @@ def all_messages(module: ModuleType) -> list[Descriptor]:
 
 
 def runtime_facts(module: ModuleType) -> Facts:
-    """What the runtime made of the descriptors: packing and presence follow from the syntax."""
+    """Fields as the runtime made them of the descriptors: packing and presence follow from the syntax."""
     return {
         f"{message.full_name}.{field.name}".removeprefix(f"{message.file.package}."): (
             field.default_value if field.type != FieldDescriptor.TYPE_MESSAGE else None,

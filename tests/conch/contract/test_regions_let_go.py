@@ -177,7 +177,7 @@ def test_decoupled_answers_that_do_not_fit_the_protocol(
 
 
 def test_a_server_that_stops_answers_first(repository: Path, tmp_path: Path) -> None:
-    """What is in flight is written to its place, over both protocols; then the server ends as ever."""
+    """Responses in flight are written to their places, over both protocols; then the server ends as ever."""
     go = tmp_path / "go"
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
     body = {

@@ -114,7 +114,7 @@ def wanted(name: str, byte_size: int, offset: int = 0) -> triton.InferRequestedO
 
 
 def mapped(server: AnyServer, memory: SharedObject) -> bool:
-    """Whether the server has an object mapped or open."""
+    """True if the server has an object mapped or open."""
     process = Path("/proc/self")
     if memory.key in (process / "maps").read_text():
         return True
@@ -213,7 +213,7 @@ def test_regions_and_messages_mix(client: Client, memory: SharedObject, repeats:
 
 
 def test_one_region_is_input_and_output(client: Client, memory: SharedObject) -> None:
-    """Of models that return what they got, too: they see the bytes that were there when it began."""
+    """Models that return their inputs, too, see the bytes that were there when the request began."""
     values = np.arange(1000, dtype=np.float32)
     for offset in (0, 400, 8000):
         memory.write(values)
@@ -434,7 +434,7 @@ def test_cached_answers_are_for_the_bytes_that_were_there(
 def test_inputs_of_cached_models_are_copied_before_they_are_looked_up(
     client: Client, memory: SharedObject, tmp_path: Path
 ) -> None:
-    """Or whoever changes one meanwhile could have a wrong answer kept for others."""
+    """Or a client that changes one meanwhile could have a wrong answer kept for others."""
     started, go = tmp_path / "started", tmp_path / "go"
     memory.write(np.full(4, 3, np.float32))
     orders = {"started": str(started), "wait_for": str(go)}

@@ -34,7 +34,7 @@ USERS = [f"user-{number}" for number in range(24)]
 
 
 class Site(NamedTuple):
-    """Where a server is, its registry, its index and a client."""
+    """A server's address, registry, index and a client."""
 
     http: str
     registry: Registry

@@ -58,7 +58,7 @@ def tls_server(authority: Authority) -> Iterator[ServerProcess]:
 
 
 def run(command: Sequence[str], *arguments: object) -> tuple[int, str, str]:
-    """What a client ends with: its status, output and errors."""
+    """End of a client: its status, output and errors."""
     # The tests' process has variables for its own gRPC, which older libraries complain about.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
     done = subprocess.run(

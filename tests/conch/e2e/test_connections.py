@@ -1,4 +1,4 @@
-"""How clients reach a server: TLS, sockets, limits, secrets, headers."""
+"""Ways of clients to a server: TLS, sockets, limits, secrets, headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients see of a server that is asked to stop, from the signal to the exit."""
+"""The stop of a server as clients see it, from the signal to the exit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CLOSED = "GRPC server is shutting down and has stopped accepting new requests."
 
 
 class Site:
-    """A directory with models and the files by which they are told what to do."""
+    """A directory with models and the files that steer them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class Site:
         eventually((self.path / what).exists, what)
 
     def ran(self, name: str = "a") -> int:
-        """How many requests a model has run in its life."""
+        """Number of requests that a model has run in its life."""
         return int((self.path / f"ran-{name}").read_text())
 
 
@@ -356,7 +356,7 @@ def test_live_sequences_are_gone_on_with_until_they_end(site: Site) -> None:
 
 @contextmanager
 def loading(site: Site, *flags: str) -> Iterator[ServerProcess]:
-    """A server that has loaded model `a` and, until it is told otherwise, loads `b`; `c` comes after it."""
+    """A server that has loaded model `a` and, until the test lets it go on, loads `b`; `c` comes after it."""
     site.model("b")
     site.model("c")
     site.tell("hold-b")

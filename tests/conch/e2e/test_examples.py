@@ -30,7 +30,7 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """What `make serve` starts."""
+    """A server as `make serve` starts it."""
     with serving_process(EXAMPLES, PYTHON_EXAMPLES) as server:
         yield server
 

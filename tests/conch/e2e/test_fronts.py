@@ -62,7 +62,6 @@ def _infer(client: triton.InferenceServerClient, values: Values, timeout_s: floa
 
 
 def _answers(server: ServerProcess, values: Values) -> bool:
-    """Whether a new client gets an answer soon."""
     with client_of(server) as client:
         try:
             return np.array_equal(_infer(client, values, timeout_s=2.0), values)
@@ -170,12 +169,12 @@ def test_connections_that_a_lost_front_has_not_taken_go_to_another(tmp_path: Pat
 
 
 def _sent(client: triton.InferenceServerClient) -> int:
-    """How many responses of a request have been sent."""
+    """Number of responses of a request that have been sent."""
     return len(client.get_inference_statistics("parts").model_stats[0].response_stats)
 
 
 def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
-    """What waits for it is bounded, here of a stream of 400 MB. Once it goes on, all of that comes."""
+    """Data queued for it is bounded, here of a stream of 400 MB; all of it comes once the front goes on."""
     count, width = 100, 1 << 20
     least, most = _WAITING // (4 * width), 2 * _WAITING // (4 * width)
     values = np.arange(4, dtype=np.float32)
@@ -239,7 +238,7 @@ _OF_THE_PROCESS = re.compile("duration|_bytes|cpu|process_|python_|saturation|re
 
 
 def _names_a_bad_client(server: ServerProcess) -> bool:
-    """Whether the log has the verbose record of a client that breaks HTTP/2, here by a PING of 7 bytes."""
+    """True if the log has the verbose record of a client that breaks HTTP/2, here by a PING of 7 bytes."""
     with closing(Http2Peer(server.address)) as peer:
         peer.handshake()
         peer.send(ping(bytes(7)))
@@ -248,7 +247,7 @@ def _names_a_bad_client(server: ServerProcess) -> bool:
 
 
 def _records(directory: Path, fronts: int) -> tuple[list[str], list[str], dict[str, float]]:
-    """What a server tells of requests of all kinds: lines of its log, stamps of its traces, counts."""
+    """Records of a server of requests of all kinds: lines of its log, stamps of its traces, counts."""
     models, access, trace = directory / "models", directory / "access", directory / "trace"
     write_probe(models)
     write_parts(models)

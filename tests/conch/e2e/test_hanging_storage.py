@@ -1,4 +1,4 @@
-"""Where storage that hangs or fails meets clients, the stop of a server and planners elsewhere."""
+"""Effects of storage that hangs or fails on clients, the stop of a server and planners elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from conch_control.repository.source import ModelSource, Progress, Staged
 
 
 class Endless:
-    """A model that is fetched until somebody gives up; a `ModelSource`."""
+    """A model that is fetched until its reader gives up; a `ModelSource`."""
 
     name = "endless"
     location = "remote://bucket/endless"
@@ -61,7 +61,7 @@ class Elsewhere:
 
     Attributes:
         looked: Counts looks.
-        hangs: Whether looks wait for `go`.
+        hangs: True if looks wait for `go`.
     """
 
     location = "remote://bucket"

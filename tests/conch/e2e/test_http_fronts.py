@@ -223,7 +223,6 @@ class _Stream:
         self._request = {"IN": [0.5], "started": str(started), "wait_for": str(go_on)}
 
     def ask(self) -> bool:
-        """Whether the answer has come whole."""
         body = json.dumps(self._request)
         try:
             with closing(self.connection):
@@ -266,7 +265,7 @@ def test_a_front_that_dies_takes_its_connections_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grpc", ["true", "false"])
 def test_a_stop_lets_requests_end(tmp_path: Path, grpc: str) -> None:
-    """What has begun is answered, an idle connection ends at once, and the server ends well."""
+    """Requests that have begun are answered, an idle connection ends at once, and the server ends well."""
     write_probe(tmp_path)
     with serving_process(tmp_path, flags=["--front-ends=2", IN_PROCESS, f"--allow-grpc={grpc}"]) as server:
         host, port = server.http_address.rsplit(":", 1)

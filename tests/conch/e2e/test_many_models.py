@@ -28,7 +28,7 @@ ON_DEMAND = "--model-control-mode=on-demand"
 
 
 class Held(NamedTuple):
-    """What a server has at one moment."""
+    """Resources of a server at one moment."""
 
     memory: int
     threads: int

@@ -59,7 +59,7 @@ def models(*arguments: str, **variables: str) -> tuple[int, str, str]:
 
 
 def parsed(*arguments: str) -> Any:
-    """What `conch models --json` prints when all is well."""
+    """Output of `conch models --json` if all is well."""
     code, output, errors = models(*arguments, "--json")
     assert (code, errors) == (0, "")
     return json.loads(output)
@@ -68,7 +68,7 @@ def parsed(*arguments: str) -> Any:
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`conch models` that goes on."""
-    # Whoever runs the tests in the background may have SIGINT ignored, and it would be inherited. It is not
+    # In the background of a shell SIGINT may be ignored, which would be inherited. It is not
     # set between fork and exec: gRPC's handlers of forks would leave descriptors behind in this process.
     interruptible = (
         "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"

@@ -15,7 +15,7 @@ QUEUE, SATURATION = "conch_queue_seconds_per_request", "conch_pod_saturation"
 TRITON = (
     "avg(delta(conch_queue_duration_seconds_sum[2m]) / (1 + delta(conch_queue_duration_seconds_count[2m])))"
 )
-"""What the formula in charts for Triton says, with the names here."""
+"""The formula in charts for Triton, with the names here."""
 AT = "10m"
 POD, OTHER_POD = "r-conch-5d4f8b-abcde", "r-conch-5d4f8b-fghij"
 
@@ -51,7 +51,7 @@ def by_keda(metric: str) -> str:
 
 
 def series(pod: str, model: str, seconds: str, requests: str, saturation: str = "0x60") -> dict[str, str]:
-    """What a pod shows of a model, in promtool's notation of values; a sample each 15 s."""
+    """Samples of a pod for a model, in promtool's notation of values; one each 15 s."""
     labels = f'namespace="prod", pod="{pod}", model="{model}", version="1"'
     return {
         f"conch_queue_duration_seconds_sum{{{labels}}}": seconds,

@@ -19,7 +19,7 @@ from conch.protocol import inference_pb2
 PAGE = ROOT / "docs" / "protocol.md"
 SECTIONS = curls.examples(PAGE, 3)
 OWN_SECTIONS = ("Labels", "Rollouts", "OpenAPI", "Load reports")
-"""What Triton does not have, or has for models of TensorRT-LLM only."""
+"""Sections that Triton does not have, or has for models of TensorRT-LLM only."""
 METHODS = {"get", "post", "put", "delete"}
 PYTHON_MODELS = ("add_sub_python", "strings", "word_chain")
 """Those of the examples that the Triton of the tests can serve, and the page's commands name."""
@@ -58,7 +58,7 @@ def test_commands_are_answered_as_the_page_says(
 @pytest.mark.peer
 @NEEDS_TRITON[1]
 def test_triton_answers_alike(tmp_path: Path) -> None:
-    """What the page says is Triton's protocol is."""
+    """Triton answers the examples of its protocol as the page says."""
     repository, directory = tmp_path / "models", tmp_path / "work"
     repository.mkdir()
     directory.mkdir()
@@ -80,7 +80,7 @@ def test_all_routes_are_in_the_table_and_have_an_example(addresses: Mapping[str,
     assert listed_routes() == described.keys() | {"/openapi.json"}
     used = [(call.method, call.path) for examples in SECTIONS.values() for call in calls(examples)]
     for path, methods in described.items():
-        # What is said of a model holds for a version of it, and the other way round.
+        # The description of a model holds for a version of it, and the other way round.
         pattern = path.replace("/versions/{}", "").replace("{}", "[^/]+")
         for method in methods:
             assert any(how == method and re.fullmatch(pattern, where) for how, where in used), (method, path)
@@ -98,8 +98,6 @@ def listed_routes() -> set[str]:
 
 @dataclass(frozen=True)
 class Call:
-    """What a command asks for."""
-
     method: str
     path: str
 

@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def address(
     request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Where a proxy listens."""
+    """Address of a proxy."""
     proxy = PROXIES[request.param]
     program = proxy.program()
     if program is None:

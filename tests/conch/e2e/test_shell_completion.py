@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def offered(*words: str) -> set[str]:
-    """What bash offers for the last word of a command line."""
+    """Completions of bash for the last word of a command line."""
     done = subprocess.run(
         ["bash", "-uc", COMPLETE, "bash", script("bash"), *words],
         capture_output=True,

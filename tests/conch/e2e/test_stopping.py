@@ -1,4 +1,4 @@
-"""How a server ends: what is in flight is finished, and it never takes for ever."""
+"""Stops of a server: requests in flight are finished, and it never takes for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of servers inside this process share."""
+"""Fixtures of tests of servers inside this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import conch
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries() -> None:
-    """What gRPC and the loop of tritonclient's sockets keep from their first call on."""
+    """Objects that gRPC and the loop of tritonclient's sockets keep from their first call on."""
     gevent.get_hub().loop  # noqa: B018
     server = conch.Server(grpc_port=0, http_port=0, metrics_port=None)
     server.bind("m", conch.batch(lambda X: X), [conch.Tensor("X")], [conch.Tensor("Y")])

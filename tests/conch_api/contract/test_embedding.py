@@ -167,7 +167,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def write_slow(repository: Path) -> Path:
-    """A model that says in its folder that it has begun to load, and goes on when it is told so there."""
+    """A model that says in its folder that it has begun to load, and goes on when a file there says so."""
     code = """
         import time
         from pathlib import Path

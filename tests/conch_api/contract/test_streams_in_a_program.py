@@ -1,4 +1,4 @@
-"""Streams of a program's own requests: begun when they are read, ended when nobody can read them any more."""
+"""Streams of a program's own requests: begun when they are read, ended when they can't be read any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE = {"X": [1.0]}
 
 
 class Endless:
-    """A function that yields until nobody waits."""
+    """A function that yields until its caller is gone."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

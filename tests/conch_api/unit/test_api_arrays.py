@@ -1,4 +1,4 @@
-"""What becomes an input's array, and what is refused because it would be another value."""
+"""Values that become an input's array, and those that are refused as they would become other values."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_what_one_group_raises_is_its_own(grouped: Any) -> None:
     assert isinstance(error, InvalidArgumentError)
     assert answer.tolist() == [[7]]
     with pytest.raises(InvalidArgumentError, match="must not be negative"):
-        grouped(inner(run))(requests[:1])  # nobody else has to be spared
+        grouped(inner(run))(requests[:1])  # no other request has to be spared
 
 
 @pytest.mark.parametrize("grouped", [conch.group_by_values("V"), conch.sample])

@@ -30,7 +30,7 @@ def bound(spec: ModelSpec, function: Callable[..., Any]) -> BackendInstance:
 
 
 def answered(datatype: str, value: Any) -> InferenceResponse:
-    """What a function's value for its output becomes."""
+    """Response for a function's value of its output."""
     one = request(ResponseQueue())
     instance = bound(spec(datatype), lambda requests: [{"Y": value}])
     responses = instance.execute(Batch([one], 1))

@@ -1,4 +1,4 @@
-"""What clients make of urls, configs and errors; how responses come to who reads them."""
+"""URLs, configs and errors in clients; the way of responses to their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console refuses: other hosts and origins, users without a right, viewers that never read."""
+"""Refusals of the console: other hosts and origins, users without a right, viewers that never read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_viewer_that_never_reads_is_dropped_and_holds_up_no_one(
 
 
 def _is_closed(client: socket.socket) -> bool:
-    """Whether the server has closed its end; its kernel still holds bytes, so the client can't tell."""
+    """True if the server has closed its end; its kernel still holds bytes, so the client can't tell."""
     mine = client.getsockname()
     return all(each.raddr != mine for each in psutil.Process().net_connections("tcp"))
 

@@ -1,4 +1,4 @@
-"""Who may use the console: tokens, sessions, hosts and origins."""
+"""Access to the console: tokens, sessions, hosts and origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console keeps and shows: log lines, traces, configs without secrets, borrowed trace settings."""
+"""Records of the console: log lines, traces, configs without secrets, borrowed trace settings."""
 
 from __future__ import annotations
 

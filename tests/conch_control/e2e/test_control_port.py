@@ -63,7 +63,7 @@ def test_index_load_and_unload(tmp_path: Path) -> None:
 
 
 def test_the_control_mode_is_for_the_data_port(tmp_path: Path) -> None:
-    """Whoever may use the control port may load, whatever clients may do."""
+    """Users of the control port may load, whatever clients may do."""
     repository = tmp_path / "models"
     copy_example(repository, "simple")
     target = f"unix:{tmp_path}/control.sock"

@@ -183,7 +183,7 @@ def test_a_token(agent: FakeAgent) -> None:
 
 
 def test_nothing_is_read_from_a_caller_without_the_token(agent: FakeAgent) -> None:
-    """It would be told that its message is malformed if somebody had looked at it."""
+    """A server that looked at its message would refuse it as malformed."""
     with served(agent, ControlPortOptions(port=0, token="pearl")) as (_, target):
         for metadata in ((), (("authorization", "Bearer pearl"),) * 2, (("authorization", "pearl"),)):
             with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError) as raised:

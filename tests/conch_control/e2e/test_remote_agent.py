@@ -34,7 +34,7 @@ def connected(options: ControlPortOptions) -> Iterator[RemoteAgent]:
 
 
 def lost(remote: RemoteAgent, revision: int) -> bool:
-    """Whether the reader is told to look at the index."""
+    """True if the reader has to look at the index again."""
     try:
         remote.events.after(revision)
     except OutOfRangeError:
@@ -75,7 +75,7 @@ def test_events_have_the_numbers_of_the_server(options: ControlPortOptions) -> N
 
 
 def test_an_index_that_is_read_before_the_watch_has_begun(options: ControlPortOptions) -> None:
-    """What happens between the two is not lost."""
+    """Events between the index and the watch are not lost."""
     agent = FakeAgent()
     client = ModelControlClient(ConnectionOptions(options.target), timeout_s=WAIT_S)
     with served(agent, options), closing(RemoteAgent(client)) as remote:

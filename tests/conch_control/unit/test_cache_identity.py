@@ -1,4 +1,4 @@
-"""Which models are put behind the cache, and which of their loads share entries."""
+"""Models that are put behind the cache, and loads that share its entries."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_loads_share_a_shared_cache_while_the_files_are_the_same(
 def test_files_that_change_while_a_model_is_loaded(
     site: Site, network: tuple[NetworkCache, CacheService], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was loaded is not known, so nobody else gets its responses."""
+    """The files that were loaded are not known, so the responses are not shared."""
     cache, service = network
     directory = site.model("m", {1: "slowly"}, config=site.config(CACHED))
     agent = site.agent(cache=service)

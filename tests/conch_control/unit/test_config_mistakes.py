@@ -75,7 +75,7 @@ OTHERS = {
 
 
 def reason(site: Site, config: str, strict: bool) -> str:
-    """Why a load of model 'm' with a config fails, as the index or the error says it."""
+    """Reason for which a load of model 'm' with a config fails, as the index or the error says it."""
     site.model("m", config=config)
     agent = site.agent(strict_model_config=strict)
     with pytest.raises(ConchError) as raised:

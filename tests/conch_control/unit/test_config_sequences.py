@@ -1,4 +1,4 @@
-"""The ``sequence_batching`` of a config: its defaults, what breaks its rules, and what the core is told."""
+"""The ``sequence_batching`` of a config: its defaults, breaches of its rules, and the core's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the server is to a store."""
+"""Identity of the server to a store."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ def chain(*models: str) -> str:
 
 
 def send(site: Site, name: str = "e") -> bytes:
-    """What an ensemble of echoes answers."""
     done = threading.Event()
     got: list[InferenceResponse | None] = []
 

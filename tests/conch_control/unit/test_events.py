@@ -66,7 +66,7 @@ def test_a_reader_can_give_up_waiting() -> None:
     thread = threading.Thread(target=lambda: read.append(log.after(0, None, given_up)))
     thread.start()
     assert asked.wait(PATIENCE_S)
-    log.wake()  # for somebody else
+    log.wake()  # for another reader
     gone.set()
     log.wake()
     thread.join(PATIENCE_S)

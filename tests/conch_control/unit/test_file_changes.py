@@ -1,4 +1,4 @@
-"""What has changed between two states of a model's files."""
+"""Changes between two states of a model's files."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Beside:
             eventually(condition, what)
 
     def hang(self, agent: Agent) -> None:
-        """Has the store hang, after somebody has seen what it has."""
+        """Has the store hang, after its models were seen."""
         agent.repositories.scan()
         while self.store.begun.acquire(blocking=False):
             pass

@@ -38,7 +38,7 @@ def names(site: Site) -> list[str]:
 
 
 def counts(model: object) -> list[int]:
-    """What the config of a model shows."""
+    """Instance counts that the config of a model shows."""
     assert isinstance(model, Model)
     config = ModelConfig.FromString(model.spec.config_message)
     groups = model.spec.config["instance_group"]

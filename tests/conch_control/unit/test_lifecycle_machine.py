@@ -52,7 +52,7 @@ names = st.sampled_from(NAMES)
 
 
 class Doors:
-    """What stands in the way of loads: each passes one for each permit."""
+    """Barrier for loads: each passes one for each permit."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,7 +85,7 @@ class Doors:
                 self._permits -= 1
 
     def crowd(self, timeout_s: float) -> None:
-        """Waits until somebody stands here."""
+        """Waits until a load stands here."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting > 0, timeout_s)
 
@@ -126,7 +126,7 @@ class CountedBackend(EchoBackend):
 
 
 class Watched(Registry):
-    """A registry that notices when a model goes that nobody unloads."""
+    """A registry that notices when a model goes without an unload."""
 
     def __init__(self) -> None:
         super().__init__()

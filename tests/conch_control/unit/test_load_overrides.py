@@ -48,7 +48,7 @@ paths = st.one_of(st.lists(part, max_size=8).map("/".join), st.text(max_size=40)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary directories are made; nothing may be left there."""
+    """Directory of temporary directories; nothing may be left there."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -294,7 +294,7 @@ def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
 def test_a_directory_that_is_found_before_it_is_locked(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has made it makes another one."""
+    """Its maker makes another one."""
     made: list[str] = []
     make, lock = tempfile.mkdtemp, fcntl.flock
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, and who is told that something newer has come."""
+"""The order of loads, and those that learn of something newer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the parts of the control plane meet: what one of them does while another one is at it."""
+"""Races of the control plane's parts: one of them acts while another one is at work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Store:
 
     Attributes:
         found: Its models.
-        error: What it answers with instead.
+        error: Error that it answers with instead.
     """
 
     location = "remote://bucket"

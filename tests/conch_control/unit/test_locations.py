@@ -1,4 +1,4 @@
-"""How the URLs of object stores are read."""
+"""URLs of object stores."""
 
 from __future__ import annotations
 

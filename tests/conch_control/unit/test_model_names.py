@@ -1,4 +1,4 @@
-"""What names mean where models have namespaces."""
+"""Names of models that have namespaces."""
 
 from __future__ import annotations
 

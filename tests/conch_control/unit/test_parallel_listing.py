@@ -1,4 +1,4 @@
-"""Several repositories, one of which hangs: nobody waits for it who does not need it."""
+"""Several repositories, one of which hangs: only what needs it waits for it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def now(function: Callable[[], T]) -> T:
 
 
 def asked_for(repositories: Repositories, number: int) -> None:
-    """Waits until somebody wants a listing of the second repository that has not begun."""
+    """Waits until a thread wants a listing of the second repository that has not begun."""
     eventually(lambda: repositories.listers[1].requested_number >= number, "a further listing is wanted")
 
 
@@ -239,7 +239,7 @@ def test_who_has_seen_it_fail_does_not_wait_for_another_try(store: HangingStore,
     for each in (first, second):
         assert each.result(WAIT_S).unreadable == {store.location: "timed out"}
     assert store.listings == 1
-    # But who asks later does not get an old failure.
+    # But a later caller does not get an old failure.
     store.error = None
     assert now(repositories.scan).unreadable == {}
     repositories.close()
@@ -272,7 +272,7 @@ def test_who_follows_is_told_of_a_late_answer(store: HangingStore, local: Hangin
     assert late.unreadable.keys() == {local.location}
     assert late.age_ns > 0
     assert store.listings == 2
-    # It is there once, and nobody is told twice.
+    # It is there once, and is reported once.
     assert repositories.late().models == {}
     assert not told.acquire(blocking=False)
     repositories.close()
@@ -307,7 +307,7 @@ def test_a_late_failure_is_none_of_the_answers_that_are_told(
     eventually(lambda: not repositories.listers[1].busy, "it has failed")
     assert not told.acquire(blocking=False)
     store.error = None
-    now(repositories.scan)  # whoever has it listed: it has answered
+    now(repositories.scan)  # any caller may have it listed: it has answered
     assert told.acquire(timeout=WAIT_S)
     assert repositories.late().models == store.models_now
     repositories.close()

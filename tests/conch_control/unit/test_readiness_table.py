@@ -1,4 +1,4 @@
-"""What probes are told in each state: the table of docs/operations.md, line by line."""
+"""Answers to probes in each state: the table of docs/operations.md, line by line."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
 
 
 def table() -> dict[str, list[str]]:
-    """The lines of the table: state, and what probes are told."""
+    """The lines of the table: state, and the answers to probes."""
     _, section = DOCUMENT.read_text().split("\n## Readiness\n")
     lines = re.findall(r"^\| (.*?)(?: \(.*?\))? \| (yes|no|error) \|(.*)\|$", section, re.MULTILINE)
     return {state: [live, *(cell.strip() for cell in rest.split("|")[:3])] for state, live, rest in lines}

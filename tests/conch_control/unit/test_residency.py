@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 S = 1_000_000_000
 T = TypeVar("T")
 MB = 1 << 20
-"""What a small model counts."""
+"""Memory of a small model."""
 
 
 STEP = """step {

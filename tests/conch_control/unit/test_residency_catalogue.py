@@ -1,4 +1,4 @@
-"""What residency remembers of models, and the bounds of the requests that wait for them."""
+"""Records of residency about models, and the bounds of the requests that wait for them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Residency(RuleBasedStateMachine):
         self.grown = False
 
     def fits(self, name: str, room: Room) -> bool:
-        """Whether a model fits the budget together with what it needs."""
+        """True if a model fits the budget together with its dependencies."""
         held = [each for part in closure(name) if (each := self.plan.holding(part)) is not None]
         return sum((each.room for each in held), room).within(BUDGET)
 
@@ -170,7 +170,7 @@ class Residency(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(("a", "c", "y")))
     def serves_when_all_is_idle(self, name: str) -> None:
-        """What fits beside the models that keep sequences while they are unloaded gets its room.
+        """A model that fits beside the unloaded models that keep sequences gets its room.
 
         Nothing else is busy, pinned, loading or young.
         """

@@ -632,7 +632,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.before: Progress = self.driven.plan.progress
 
     def check(self) -> None:
-        """What holds for the actions of one event."""
+        """Invariants of the actions of one event."""
         driven, progress = self.driven, self.driven.plan.progress
         if progress.number != self.earned.number:
             self.earned = Earned(progress.number)

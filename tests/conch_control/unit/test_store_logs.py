@@ -1,4 +1,4 @@
-"""What is asked of a store at a look, and what is said of one that fails."""
+"""Requests to a store at a look, and log lines about one that fails."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Scripted:
     """A store that has one model, and says what a test has written down before it answers.
 
     Attributes:
-        failures: What its next listings fail with.
-        listed: What was listed.
+        failures: Errors of its next listings.
+        listed: Prefixes that were listed.
     """
 
     def __init__(self) -> None:

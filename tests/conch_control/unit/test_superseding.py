@@ -236,7 +236,7 @@ def test_an_unload_while_the_successor_is_fetched(storage: Storage, site: Site) 
 
 
 def test_an_unload_while_a_load_hangs(storage: Storage, site: Site) -> None:
-    """What served drains at once, and what hangs makes no instance any more."""
+    """A version that serves drains at once, and a load that hangs makes no instance any more."""
     model = storage.model()
     storage.load(model)
     model.write(storage.files(v1="slowly"))

@@ -1,4 +1,4 @@
-"""What a load has to do with versions that serve."""
+"""Differences between a load and the versions that serve."""
 
 from __future__ import annotations
 

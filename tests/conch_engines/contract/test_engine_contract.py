@@ -1,4 +1,4 @@
-"""What every engine keeps, whatever its format: answers, batching, errors, loading and unloading."""
+"""Contract of every engine, whatever its format: answers, batching, errors, loading and unloading."""
 
 from __future__ import annotations
 

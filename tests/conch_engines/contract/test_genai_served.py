@@ -45,7 +45,6 @@ def request(text: str, **parameters: str) -> service_pb2.ModelInferRequest:
 
 
 def running(server: AnyServer) -> bool:
-    """Whether the engine has requests."""
     text = httpx.get(server.metrics_url, timeout=WAIT_S).text
     lines = [line for line in text.splitlines() if line.startswith("openvino_genai:num_requests_running{")]
     return bool(lines) and float(lines[0].split()[-1]) > 0

@@ -87,7 +87,7 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
 
 
 def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, client: Client) -> None:
-    """What the client gets is the second one, whole."""
+    """The client gets the second output, whole."""
     request, _ = client.request({"A": rows(5), "B": rows(1)})
     uses = RegionBindings(client.regions)
     for name in ("SUM", "DIFF"):

@@ -214,7 +214,7 @@ def watched(target: str) -> Iterator[list[Event]]:
 
 
 def changing(events: Sequence[Event], killed_at: float) -> list[tuple[float, float]]:
-    """When a server was loading, until it was ready or killed."""
+    """Intervals in which a server was loading, until it was ready or killed."""
     begun = [event.seconds for event in events if event.phase is Phase.LOADING]
     ready = [event.seconds for event in events if event.phase is Phase.READY]
     return list(zip(begun, [*ready, killed_at], strict=False))

@@ -1,4 +1,4 @@
-"""What a fleet tells its servers of rollouts, over their control ports."""
+"""Messages of a fleet to its servers about rollouts, over their control ports."""
 
 from __future__ import annotations
 

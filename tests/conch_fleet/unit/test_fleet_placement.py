@@ -1,4 +1,4 @@
-"""Which servers get which models: what always holds, and what placement files may say."""
+"""Placement of models on servers: its invariants, and the contents of placement files."""
 
 from __future__ import annotations
 

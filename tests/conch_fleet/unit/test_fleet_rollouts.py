@@ -169,7 +169,7 @@ class Fleet:
                 self.load(name)
 
     def seen(self) -> list[object]:
-        """What changes while the fleet settles."""
+        """State that changes while the fleet settles."""
         servers = self.servers.values()
         plans = [(each.plan.progress, each.plan.alarm) for each in servers]
         return [
@@ -184,7 +184,7 @@ class Fleet:
         self.do(self.plan.tick(self.now))
 
     def restart(self, keeps_state: bool) -> None:
-        """The manager ends and begins anew, from its file or from what the servers were told."""
+        """The manager ends and begins anew, from its file or from the rollouts of the servers."""
         shown = [
             SavedRollout(server.plan.given)
             for server in self.servers.values()

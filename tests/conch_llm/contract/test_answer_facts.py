@@ -1,4 +1,4 @@
-"""What the access log and traces say of answers of OpenAI's routes."""
+"""Facts about answers of OpenAI's routes in the access log and traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show of OpenAI's clients streams an answer as it stands there."""
+"""The pages' examples of OpenAI's clients stream an answer as it stands there."""
 
 from __future__ import annotations
 

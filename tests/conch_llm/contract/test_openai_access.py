@@ -1,4 +1,4 @@
-"""Who may call: API keys, restricted routes, the access policy, and the port of its own."""
+"""Access to OpenAI's routes: API keys, restricted routes, the access policy, and the port of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models declare, beside the tensors that take what they declare."""
+"""Declarations of models, beside the tensors that take what they declare."""
 
 from __future__ import annotations
 

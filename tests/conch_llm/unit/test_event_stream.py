@@ -19,7 +19,7 @@ class Told(Parts[bytes]):
     """Parts that a test puts in.
 
     Attributes:
-        taken: How often parts were taken.
+        taken: Number of times parts were taken.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ async def settled() -> None:
 
 
 def sent(wire: Wire) -> bytes:
-    """What the server has written behind the headers, without the frames of chunks."""
+    """Bytes that the server has written behind the headers, without the frames of chunks."""
     return b"".join(each.split(b"\r\n")[1] for each in wire.written[1:])
 
 

@@ -93,7 +93,7 @@ class Registry:
     Attributes:
         url: The server's.
         authority: Issues certificates that the plug-in trusts.
-        predicted: What the versions of the estimator predict for `ROWS`.
+        predicted: Predictions of the versions of the estimator for `ROWS`.
     """
 
     def __init__(self, url: str, environment: dict[str, str], authority: Authority) -> None:

@@ -1,4 +1,4 @@
-"""What artifacts become: files, configs, or a sentence that says why not."""
+"""Results of artifacts: files, configs, or a sentence that says why not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def planned(
 
 
 def sources(plan: VersionPlan) -> dict[str, str]:
-    """Which file of the artifact each staged one is."""
+    """File of the artifact for each staged one."""
     assert not plan.problem, plan.problem
     return {path: item.path for path, item in (*plan.files.items(), *plan.shared.items())}
 

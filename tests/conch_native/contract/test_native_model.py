@@ -220,7 +220,7 @@ def test_joined_responses_are_those_that_are_handled_one_by_one(
         writer = ResponseWriter(model.spec, worker, HostReader(lambda: None, worker.channel.ready), True)
 
         def outcome(number: int, requested: tuple[str, ...] | None) -> tuple[bool, list[Any]]:
-            """Whether a batch's responses are joined, and their outputs as the server reads them."""
+            """Joined or not, and the outputs of a batch's responses as the server reads them."""
             requests = [request_of(IN=array)[0] for array in arrays]
             requests[0].requested = requested
             fields, texts = encode_requests(requests, len(requests), 0)

@@ -1,4 +1,4 @@
-"""Where libraries of backends are found."""
+"""Search for libraries of backends."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def batches(draw: st.DrawFn) -> tuple[int, int, list[Event]]:
 
 
 def _small_responses(first: int, count: int, events: list[Event]) -> SmallResponses | None:
-    """What `read_small_responses` should find, from events as `read_events` reads them."""
+    """Result that `read_small_responses` should have, from events as `read_events` reads them."""
     numbers = list(range(first, first + count))
     small = sorted((each for each in events if isinstance(each, SmallResponse)), key=lambda each: each.number)
     released = [each.number for each in events if isinstance(each, Released) and not each.again]

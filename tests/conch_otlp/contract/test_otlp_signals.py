@@ -35,7 +35,7 @@ def points(metric: otlp.Metric) -> Any:
 
 
 def values(metrics: list[otlp.Metric]) -> Values:
-    """What metrics say, by name and labels."""
+    """Values of metrics, by name and labels."""
     found: Values = {}
     for metric in metrics:
         for point in points(metric):

@@ -329,7 +329,7 @@ def told_by_http(server: LocalServer, model: str, number: int, headers: dict[str
 
 @pytest.mark.parametrize("more", [(), ("--grpc-infer-response-compression-level=low",)])
 def test_answers_name_the_root_spans_that_are_exported(tmp_path: Path, more: tuple[str, ...]) -> None:
-    """Of sampled requests, whatever becomes of them."""
+    """Answers name them for sampled requests, whatever becomes of these."""
     write_models(tmp_path)
     flags = ["--grpc-restricted-protocol=inference:key=secret", "--http-restricted-api=inference:key=secret"]
     settings = ("rate=1000", "opentelemetry,return-header=true")

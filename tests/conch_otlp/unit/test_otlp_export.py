@@ -22,7 +22,7 @@ from conch.observability.tracing.trace import Trace, TraceParent
 from conch_otlp.otlp_options import otlp_options
 
 SPANS = 3
-"""Of a request of one model."""
+"""Spans of a request of one model."""
 
 
 class Exporting:

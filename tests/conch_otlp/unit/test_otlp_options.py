@@ -1,4 +1,4 @@
-"""Where spans go: flags, variables and what is refused."""
+"""Destinations of spans: flags, variables and refused values."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ platform: "onnxruntime_onnx"
 max_batch_size: 4
 """
 METRIC = re.compile(r"(\w+){(gpu_uuid=\"[\w\W]*\",)?model=\"(\w+)\",\s*version=\"(\d+)\"}\s*([0-9.]*)")
-"""How the helper reads a line of the metrics."""
+"""Pattern with which the helper reads a line of the metrics."""
 
 
 def test_the_example_composition() -> None:

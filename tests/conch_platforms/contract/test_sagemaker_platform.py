@@ -154,7 +154,7 @@ class Endpoint:
 
     Args:
         url: Its URL.
-        root: Where SageMaker puts archives.
+        root: Directory in which SageMaker puts archives.
     """
 
     def __init__(self, url: str, root: Path) -> None:

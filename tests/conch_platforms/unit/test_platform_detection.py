@@ -1,4 +1,4 @@
-"""Where conch is, and which defaults follow, by variables, directories and what is given."""
+"""Platform of conch and the defaults that follow, by variables, directories and given options."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_cancelled_call_cancels_its_request() -> None:
 
 
 class Context:
-    """What the policy reads of Ray's `AutoscalingContext`."""
+    """Attributes of Ray's `AutoscalingContext` that the policy reads."""
 
     def __init__(self, reported: dict[str, float] | None, running: list[str], target: int = 4) -> None:
         self.aggregated_metrics = None if reported is None else {SATURATION: reported}

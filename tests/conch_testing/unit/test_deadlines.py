@@ -143,7 +143,7 @@ def test_models_that_need_a_worker_say_how_to_have_one(
         conch.testing.run(directory, {"A": ROW}, **more)
     told = str(info.value)
     assert text in told
-    assert told.endswith("in this process unless it is told otherwise: give run or load placement='worker'")
+    assert told.endswith("in this process by default: give run or load placement='worker'")
     assert "CONCH_PLACEMENT" not in told and "--backend-config" not in told
     if not files:  # nothing to install
         outputs = conch.testing.run(directory, {"A": ROW}, placement="worker", **more)

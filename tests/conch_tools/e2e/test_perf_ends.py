@@ -1,4 +1,4 @@
-"""How loads end that do not end by themselves: processes that are lost, Ctrl-C and SIGTERM."""
+"""Ends of loads that do not end by themselves: processes that are lost, Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _errors(point: dict[str, Any]) -> int:
 
 @contextmanager
 def polling(look: Callable[[], set[str]]) -> Iterator[list[set[str]]]:
-    """What is found by looking again and again on another thread, until the end of the block."""
+    """Results of looking again and again on another thread, until the end of the block."""
     found: list[set[str]] = []
     over = threading.Event()
 

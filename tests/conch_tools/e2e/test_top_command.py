@@ -127,7 +127,7 @@ def test_wrong_usage(flags: list[str], message: str, capsys: pytest.CaptureFixtu
 
 
 def has_table(frame: list[str]) -> bool:
-    """Whether a frame has the whole table with rates."""
+    """True if a frame has the whole table with rates."""
     return any(line.startswith("probe") for line in frame) and "q quit" in frame[-1] and "req/s," in frame[1]
 
 

@@ -43,7 +43,6 @@ def measurements(path: Path) -> list[dict[str, object]]:
 
 
 def ended(process: int) -> bool:
-    """Whether a process has ended."""
     try:
         return " Z " in Path(f"/proc/{process}/stat").read_text()
     except OSError:

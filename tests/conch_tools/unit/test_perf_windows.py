@@ -1,4 +1,4 @@
-"""When perf_analyzer's measurements are over."""
+"""Ends of perf_analyzer's measurements."""
 
 from __future__ import annotations
 

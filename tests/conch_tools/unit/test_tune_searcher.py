@@ -42,7 +42,7 @@ class Surface:
         return rate if latency <= self._limit else rate * 0.01 * self._limit / latency
 
     def share(self, variant: Variant) -> float:
-        """Of the true optimum; as far beyond the limit as latency's noise reaches counts as met."""
+        """Share of the true optimum; a limit exceeded by no more than latency's noise counts as met."""
         rate, latency = self._true[variant]
         return min(rate / self._best, 1.0) if latency <= self._limit * 1.08 else 0.0
 

@@ -328,7 +328,7 @@ in_context = functools.cache(lambda number: render_text(CONTEXTS[number]))
 
 
 def has_effect(number: int, path: tuple[str, ...], value: Any) -> bool:
-    """Whether another value at a path changes the manifests; some values contradict those of a context."""
+    """True if another value at a path changes the manifests; some values contradict those of a context."""
     try:
         return in_context(number) != render_text(replaced(CONTEXTS[number], path, value))
     except ChartError as error:
@@ -413,7 +413,7 @@ class Kubelet:
         self._context.verify_mode = ssl.CERT_NONE
 
     def asks(self, name: str) -> bool:
-        """Whether a probe succeeds now."""
+        """True if a probe succeeds now."""
         probe = self._container[f"{name}Probe"]
         if "httpGet" in probe:
             get = probe["httpGet"]

@@ -126,7 +126,7 @@ OWN_LOADS: dict[str, Case] = {
 """The same, where Triton 2.51 answers otherwise."""
 
 REFUSED_PATHS = ("", "..", "../x", "/../x", "1/../../x", "1/", "1", ".", "1/model.py/x")
-"""Of files that come with a load of version 1."""
+"""Paths of files that come with a load of version 1."""
 
 OWN_REFUSED_PATHS = (
     "../../../../tmp/x", "/..", "x\0y", "x" * 256, "é" * 128, "1/" * 5000 + "x", "/".join(["x" * 255] * 20),

@@ -1,4 +1,4 @@
-"""What the contract suite of all engines needs of each; `ENGINES` lists them, `FORMATS` all files.
+"""The engines as their contract suite needs them; `ENGINES` lists them, `FORMATS` all files.
 
 ``CONCH_ENGINE=package.module:Class`` runs it for an engine of another project alone.
 """

@@ -25,17 +25,17 @@ class Engine(ABC):
     Attributes:
         name: Name of the test's parameter.
         backend: The config's backend.
-        packages: What it needs.
+        packages: Packages that it needs.
         file: Name of the model's file or folder.
         input: Name of the model's input.
         outputs: Names and dims of its FP32 outputs.
         platform: The config's platform.
         datatypes: Those that `write_identity` knows.
         identity_names: Input and output of the identity model.
-        allocates: Whether it knows `write_allocating`.
+        allocates: True if it knows `write_allocating`.
         parameters: The config's parameters.
         tolerance: Largest relative difference between a batch and its rows alone.
-        slow: Whether making a model takes many seconds.
+        slow: True if making a model takes many seconds.
     """
 
     name: ClassVar[str]

@@ -121,5 +121,5 @@ def _xgboost(path: Path | None, level: float) -> Any:
 
 
 def _beside(version: Path) -> Path:
-    """Where the test keeps a version's forest for itself; moves with the version."""
+    """Path at which the test keeps a version's forest for itself; moves with the version."""
     return version / "direct.tl"

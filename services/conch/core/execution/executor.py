@@ -195,7 +195,7 @@ class Executor:
                     try:
                         request.respond(response)
                     except Exception:  # boundary: responders; the other requests get their responses
-                        log.exception("a response of model '%s' could not be handed over", request.model_name)
+                        log.exception("a response of model '%s' could not be delivered", request.model_name)
         except Exception as error:  # boundary: outcomes of backends; the instance gets its next batch
             log.exception("a batch that was done could not be finished")
             self._fail_all(batch, error)
@@ -308,7 +308,7 @@ class Executor:
         try:
             request.notify_cancelled()
         except Exception:  # boundary: backends
-            log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
+            log.exception("an instance of model '%s' was not notified of a cancellation", self._spec.name)
 
     def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
         """Checks that there is one response, or None, for each request."""

@@ -70,7 +70,7 @@ class Trace:
         trace_id: 128 bits, the same in a tree.
         span_id: 64 bits, of the model's span.
         link: Trace and span ids of the request that a shadow's is a copy of; unset for others.
-        root_id: 64 bits, of the root span, if a client was told it; unset before.
+        root_id: 64 bits, of the root span, once a client has got it; unset before.
         path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
         client: Address of the client.
         agent: The client's user agent.

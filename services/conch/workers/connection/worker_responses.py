@@ -58,7 +58,7 @@ class ResponseDelivery:
                 request.failed = True
             request.respond(response, final)
         except Exception:  # a front end's responder: the thread serves other requests too
-            log.exception("a response of model '%s' could not be handed over", self._name)
+            log.exception("a response of model '%s' could not be delivered", self._name)
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:

@@ -423,7 +423,7 @@ class Host:
 
     def _on_load(self, subject: int, received: ReceivedMessage) -> None:
         if self._load is not None:
-            raise WireError("it has been told before what to load")
+            raise WireError("a second message to load a model")
         fields = codec.decode_json(received.fields)
         placements = fields.get("placements")
         if not isinstance(placements, list) or not placements:

@@ -1,4 +1,4 @@
-"""What tests over HTTP share."""
+"""Fixtures of tests over HTTP."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ server = server_fixture(scope="function")
 
 
 def values(response: Response | None) -> list[float]:
-    """What a model has answered."""
+    """Values that a model has answered."""
     assert response is not None and response.status == 200, response
     found: list[float] = response.json()["outputs"][0]["data"]
     return found
@@ -121,7 +121,7 @@ def test_a_long_answer_and_what_comes_behind_it(tmp_path: Path, restricted: bool
             assert answer is not None and answer.status == 200
             assert answer.body.endswith(body[-(12 << 20) :])
             assert live is not None and live.status == 200
-        connection.send(infer)  # whose answer nobody reads
+        connection.send(infer)  # whose answer is not read
 
 
 def test_a_client_may_leave_in_the_middle_of_a_long_answer(server: AnyServer) -> None:

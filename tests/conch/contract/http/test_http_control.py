@@ -78,7 +78,7 @@ def curl(server: AnyServer, path: str, *more: str) -> tuple[int, str]:
 
 
 def number(client: triton.InferenceServerClient) -> int:
-    """What the model `number` says now."""
+    """Answer of the model `number` now."""
     return int(client.infer("number", []).as_numpy("OUT")[0])
 
 

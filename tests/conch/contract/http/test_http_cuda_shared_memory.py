@@ -173,7 +173,7 @@ def test_copies_that_fail_are_the_requests_errors(client: Client, cuda: FakeCuda
 def test_a_region_that_is_unregistered_while_it_is_used(
     client: Client, cuda: FakeCuda, server: ServerProcess, tmp_path: Path, stays: bool
 ) -> None:
-    """Its handle is closed after the answer, and also if there is nobody any more to give the answer to."""
+    """Its handle is closed after the answer, and also if its client is gone."""
     theirs = register(client, cuda, "r", np.concatenate([VALUES, VALUES * 0]))
     started, go = tmp_path / "started", tmp_path / "go"
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 256}

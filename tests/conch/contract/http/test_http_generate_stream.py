@@ -80,7 +80,7 @@ def steps(what: str, **more: Any) -> dict[str, Any]:
 
 
 def answer(number: int) -> dict[str, Any]:
-    """What the steps model says."""
+    """Answer of the steps model."""
     return {"OUT": number, "model_name": "steps", "model_version": "1", "n": number, "text": "ä", "yes": True}
 
 
@@ -167,7 +167,7 @@ def test_a_slow_reader_makes_the_model_wait(streaming: AnyServer, tmp_path: Path
     with closing(socket.create_connection((host, int(port)))) as connection:
         connection.sendall(posted("/v2/models/flood/generate_stream", body))
         eventually(lambda: sent().isdigit() and int(sent()) >= 16, "the model sends")
-        # Far fewer than a model that nobody holds back would make while these requests are answered.
+        # Far fewer than a model that is not held back would make while these requests are answered.
         with httpx.Client(base_url=f"http://{streaming.http_address}") as client:
             for _ in range(100):
                 assert client.get("/v2/health/live").status_code == 200

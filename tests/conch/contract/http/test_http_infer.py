@@ -630,7 +630,7 @@ def test_idle_and_half_sent_connections_harm_nobody(own: AnyServer) -> None:
 
 @pytest.mark.process
 def test_the_loop_goes_on_while_a_large_body_is_read(tmp_path: Path) -> None:
-    """How many probes are answered meanwhile depends on the machine; that some are does not."""
+    """The number of probes answered meanwhile depends on the machine; that some are does not."""
     write_models(tmp_path)
     body = f'{{"inputs":[{{"name":"IN","datatype":"FP32","shape":[1,4000000],"data":[{"1.5," * 3999999}2]}}],'
     body += '"outputs":[{"name":"OIN","parameters":{"binary_data":true}}]}'

@@ -1,4 +1,4 @@
-"""What web pages of other origins may ask, and what they may not."""
+"""Requests that web pages of other origins may make, and those that they may not."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ ALLOWED = (
     "trace file location can not be updated",
     "invalid argument for --log_format, got: ",
 )
-"""How the errors begin that come with a status of 5xx although the client is at fault."""
+"""Beginnings of the errors that come with a status of 5xx although the client is at fault."""
 
 
 @pytest.fixture(scope="module")

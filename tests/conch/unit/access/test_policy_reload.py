@@ -68,7 +68,7 @@ class Place:
             self.reload.look()
 
     def may(self, credential: str, model: str = "m") -> bool:
-        """Whether a caller may run a model."""
+        """True if a caller may run a model."""
         try:
             self.guard.admit(Caller(credential), INFERS, "infer", model=model)
         except ConchError:

@@ -126,7 +126,7 @@ def load_python(harness: Harness, source: str, *samples: WarmupSample, **changes
 
 
 def runs(harness: Harness) -> list[Any]:
-    """What the instances wrote down; they have been closed."""
+    """Lines that the instances wrote; they have been closed."""
     return [json.loads(line) for line in (harness.root / "m" / "log").read_text().splitlines()]
 
 

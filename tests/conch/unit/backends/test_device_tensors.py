@@ -224,7 +224,7 @@ def test_outputs_that_are_not_as_clients_get_them_do_not_stay_on_the_device(
     changed = device_arrays.DeviceGatherer(dataclasses.replace(spec, **changes), 1)
     assert changed.places([request], ("SUM", "DIFF")) == {}
     request.wrap_responder(partial, ResponderLayer.CACHE)
-    assert plain.places([request], ("SUM",)) == {}  # somebody else looks at the response
+    assert plain.places([request], ("SUM",)) == {}  # another layer looks at the response
     request.discard()
 
 

@@ -1,4 +1,4 @@
-"""What backends make of sequences: controls, states, fillers, and requests that run again."""
+"""Sequences in backends: controls, states, fillers, and requests that run again."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_senders_live_as_long_as_their_request(harness: Harness, end: str) -> No
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What senders that are dropped would start threads for."""
+    """Calls for which senders that are dropped would start threads."""
     begun: list[Any] = []
 
     class Thread:

@@ -1,4 +1,4 @@
-"""Calls of models against a server that does as it is told."""
+"""Calls of models against a server that the test steers."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_a_short_batch_is_led_and_a_long_one_is_not(calling: Calling) -> None:
     torch = sys.modules.pop("torch", None)
     try:
         assert value(calling.module.make().exec()) == 3
-        assert done == ["led", "handed over"]  # what was left is somebody else's
+        assert done == ["led", "handed over"]  # another thread runs the rest
         led.fast = False
         assert value(calling.module.make().exec()) == 4
         assert done[2:] == ["handed over"]
@@ -348,7 +348,7 @@ def test_who_calls(tmp_path: Path, calling: Calling) -> None:
         thread.start()
         thread.join()
         assert found == [calling.caller, calling.caller, other.caller, other.caller]
-        assert current_call_context().known_server is calling.server  # of one server, whoever it is
+        assert current_call_context().known_server is calling.server  # of one server, for either caller
     finally:
         other.close()
     stranger = Calling(tmp_path, Server(), "stranger")

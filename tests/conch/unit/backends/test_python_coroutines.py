@@ -248,7 +248,7 @@ def loop() -> Iterator[EventLoop]:
 
 
 def test_flights_hand_over_each_outcome_once(loop: EventLoop) -> None:
-    """Whether a coroutine ends before or after nobody waits for it any more."""
+    """A coroutine may end before or after the wait for it has ended."""
     flights = ConcurrencyLimit(loop, 3)
     later: list[Outcome] = []
     both = threading.Lock()

@@ -91,7 +91,7 @@ pb_utils.InferenceRequest("m", [], [])
 
 
 def definitions(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """What is defined, by name; overloads have several definitions."""
+    """Definitions by name; overloads have several."""
     found: dict[str, list[ast.stmt]] = {}
     for statement in body:
         if isinstance(statement, Function | ast.ClassDef):
@@ -184,12 +184,12 @@ def test_members_are_what_there_is(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy knows of numpy and the standard library once it has read them."""
+    """Cache of mypy for numpy and the standard library."""
     return tmp_path_factory.mktemp("mypy")
 
 
 def checked(path: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    """What mypy says of a file, where nothing of conch is to be found but the stub."""
+    """Result of mypy for a file, with nothing of conch in its path but the stub."""
     pytest.importorskip("mypy")
     only = path.parent / "only"
     only.mkdir()

@@ -1,4 +1,4 @@
-"""What the log shows of exceptions in models: Python's own traceback, without the server's frames."""
+"""Exceptions of models in the log: Python's own traceback, without the server's frames."""
 
 from __future__ import annotations
 

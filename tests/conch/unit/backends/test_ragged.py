@@ -95,7 +95,7 @@ def ragged_spec(**changes: Any) -> ModelSpec:
 
 
 def sums(inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
-    """Of one-row requests: the sum of each, and every element doubled."""
+    """Sum of each one-row request, and every element doubled."""
     ends = np.cumsum(inputs["N"]).astype(int)
     parts = np.split(inputs["A"], ends[:-1])
     return {"ROWS": np.array([[part.sum()] for part in parts], np.float32), "FLAT": inputs["A"] * 2}

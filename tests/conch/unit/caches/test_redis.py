@@ -67,7 +67,7 @@ def test_several_servers_share_it(server: RedisServer, cache: RedisCache) -> Non
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the connection pool of the next cache is to be made with; it has time for any answer."""
+    """Options for the connection pool of the next cache; it has time for any answer."""
     given: dict[str, Any] = {}
 
     def pool(**options: Any) -> redis.ConnectionPool:

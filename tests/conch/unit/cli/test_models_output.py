@@ -1,4 +1,4 @@
-"""What `conch models` prints, apart from where it comes from."""
+"""Output of `conch models`, apart from the source of its data."""
 
 from __future__ import annotations
 

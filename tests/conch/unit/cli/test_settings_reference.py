@@ -1,4 +1,4 @@
-"""What follows from the definitions of settings: options, help, `conch config`, docs/settings.md."""
+"""Texts made of the definitions of settings: options, help, `conch config`, docs/settings.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `conch rollout report` shows of a shadow."""
+"""Report of a shadow in `conch rollout report`."""
 
 from __future__ import annotations
 

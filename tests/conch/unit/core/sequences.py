@@ -91,7 +91,7 @@ class Seq:
 
 
 class Expected:
-    """What a sequence batcher has to do, from its rules."""
+    """Decisions of a sequence batcher, from its rules."""
 
     def __init__(self, spec: ModelSpec, instances: int) -> None:
         settings = spec.sequence
@@ -195,7 +195,7 @@ class Expected:
             self._release(sequence)
 
     def due(self, instance: int) -> int | None:
-        """When a direct batch is due on an instance."""
+        """Time at which a direct batch is due on an instance; None if none is."""
         ready = self.order[instance]
         if self.busy[instance] or not ready:
             return None

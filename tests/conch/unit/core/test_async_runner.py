@@ -1,4 +1,4 @@
-"""Instances that begin batches: who begins and who finishes them, and what becomes of those that are away."""
+"""Instances that begin batches: the threads that begin and finish them, and instances that are away."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class TestBadOnes:
         ((done, batch),) = dones
         done(echo(batch))
         assert len(dones) == 2
-        loaded.instances[0].free(False)  # it is: what follows is said of the first batch
+        loaded.instances[0].free(False)  # it is: the call below is for the first batch
         done(echo(batch))
         done(ValueError("no"))
         assert (answers.finals, model.statistics.snapshot().running) == (1, 1)
@@ -251,7 +251,7 @@ class TestBadOnes:
 
 
 class TestStack:
-    """What is done while something else begins, or is done, does not nest."""
+    """Work that is done while other work begins, or is done, does not nest."""
 
     def test_a_queue_that_is_done_at_once(self) -> None:
         model, loaded = make_beginning(make_spec(instances=2), at_once)
@@ -771,7 +771,7 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
     assert loaded.problems == []
 
 
-# --- who leads ---------------------------------------------------------------------------------------------
+# --- inline runs --------------------------------------------------------------------------------------------
 
 
 def led(model: Model, answers: Answers) -> InlineClaim:
@@ -789,7 +789,7 @@ def test_who_runs_inline_starts_what_is_due_and_waits_for_nothing(budget_ns: int
     model.submit(make_request(answers), may_claim=True)
     assert not claim.run_inline(budget_ns)
     assert (len(kept.batches), answers.finals) == (2, 0)
-    kept.finish()  # whoever has it done begins the next one
+    kept.finish()  # the thread that finishes it begins the next one
     assert (len(kept.batches), answers.finals) == (2, 1)
     kept.finish()
     kept.finish()
@@ -821,7 +821,7 @@ def test_who_can_not_run_inline_leaves_it_to_others() -> None:
 
 
 def test_what_is_urgent_waits_for_no_claim() -> None:
-    """A model that is called: the one who has claimed to lead it may wait for its caller."""
+    """A model that is called: the thread that has claimed to run it inline may wait for its caller."""
     kept, answers = Kept(), Answers()
     model, loaded = make_beginning(make_spec(instances=2), kept)
     led(model, answers)  # claimed, and not led yet

@@ -52,7 +52,7 @@ def fast_switching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Storm:
-    """Threads submit, lead, hand over and cancel, instances go and come back, some are added, some leave."""
+    """Threads submit, run inline, release and cancel; instances go, come back, are added or leave."""
 
     def __init__(
         self, kind: str, seed: int, instances: int, limited: bool, failing: float, most: int = 1
@@ -130,7 +130,7 @@ class Storm:
                 future.result(HANGS_S)
         for instance in list(self.loaded.instances):
             instance.go()
-        self.client(4, 3)  # what comes now may find nobody there
+        self.client(4, 3)  # all instances may be away now
         self.all_back()
         if not close_early and self.model.spec.sequence is None:
             assert self.answers.wait(len(self.sent), HANGS_S), (

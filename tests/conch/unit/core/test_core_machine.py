@@ -55,7 +55,7 @@ SPECS = {
 
 @dataclass
 class Books:
-    """What the machine knows of one request."""
+    """Record of one request in the machine."""
 
     request: InferenceRequest
     version: Version
@@ -66,7 +66,7 @@ class Books:
 
 
 class Echo(BackendInstance):
-    """Answers with the input, or does what it is told to do next."""
+    """Answers with the input, or as the test has it do next."""
 
     def __init__(self) -> None:
         self.outcome = "answers"
@@ -289,7 +289,7 @@ class CoreMachine(RuleBasedStateMachine):
                 step *= 2
         for book in self.books.values():
             assert book.finals + book.refused == 1, "not exactly one outcome"
-        # Nobody ends the sequences; after their idle time nothing may be left of them.
+        # The sequences are not ended; after their idle time nothing may be left of them.
         self.clock.now += 3 * HOUR
         for version in self.versions:
             self.expire(version)
@@ -303,7 +303,7 @@ TestCoreMachine, TestSlowCoreMachine = run_machine(CoreMachine, 400, slow_factor
 
 @pytest.mark.parametrize("kind", ["direct waits", "oldest waits"])
 def test_sequences_that_wait_for_others_to_be_given_up(kind: str) -> None:
-    """The machine ends too when more sequences are open than there is room for, and nobody ends them."""
+    """The machine ends too when more sequences are open than there is room for, and they are not ended."""
     machine = CoreMachine()
     machine.start(kind, 1)
     for sequence in range(1, 7):

@@ -1,4 +1,4 @@
-"""What a port may hold, by the limits of the process: connections, memory, cores."""
+"""Shares of a port by the limits of the process: connections, memory, cores."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_consumers_share_the_memory_and_keep_its_owner(datatype: str) -> None:
 
 
 def test_a_consumer_that_fails_loses_no_error() -> None:
-    """What it held is freed while its exception is on the way."""
+    """The tensor is freed while its exception is on the way."""
     tensor = tensor_of([1, 2], "INT32")
     for _ in range(100):
         with pytest.raises(TypeError):

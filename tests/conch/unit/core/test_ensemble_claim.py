@@ -1,4 +1,4 @@
-"""What a thread that leads an ensemble's first step owes to the steps that follow: nothing is forgotten."""
+"""Duties of a thread that runs an ensemble's first step inline to the later steps: nothing is forgotten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conch.core.ensembles.ensemble_claim import EnsembleClaim
 
 
 class Promised:
-    """A model that somebody has claimed to lead or to hand over, and that notes which came first."""
+    """A claimed model, to be run inline or released, that notes which came first."""
 
     def __init__(self, clock: Clock, takes_ns: int = 0, follows: Promised | None = None) -> None:
         self.fast = True

@@ -39,7 +39,7 @@ def chance(*of: object) -> int:
 
 
 def answers_of(step: Step, inputs: Values, wanted: tuple[tuple[str, str], ...]) -> list[Values]:
-    """What a step's model answers to some inputs: any number of times if decoupled, some outputs left out."""
+    """Answers of a step's model to some inputs: any number if decoupled, some outputs left out."""
     known = sorted(inputs.items())
     count = chance(step.number, known) % 4 if step.decoupled else 1
     return [
@@ -54,7 +54,7 @@ def answers_of(step: Step, inputs: Values, wanted: tuple[tuple[str, str], ...]) 
 
 @dataclass
 class Expected:
-    """What a plain evaluation comes to."""
+    """Calls and answers of a plain evaluation."""
 
     calls: Counter[Call] = field(default_factory=Counter)
     answers: Counter[tuple[tuple[str, str], ...]] = field(default_factory=Counter)

@@ -742,7 +742,7 @@ def test_statistics_count_the_way_through(house: House) -> None:
 
 @pytest.mark.parametrize("may_claim", [False, True])
 def test_steps_whose_instances_begin_need_no_threads(house: House, may_claim: bool) -> None:
-    """Whoever finishes a step begins the next one."""
+    """The thread that finishes a step begins the next one."""
     kept = Kept()
     for name in "abc":
         house.put(make_beginning(make_spec(name=name), kept)[0])

@@ -1,4 +1,4 @@
-"""What files are, by their first bytes."""
+"""Formats of files, by their first bytes."""
 
 from __future__ import annotations
 

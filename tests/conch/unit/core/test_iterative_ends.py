@@ -1,4 +1,4 @@
-"""Iterative requests that end while they wait for their next run, whoever ends them."""
+"""Iterative requests that end while they wait for their next run, by the model, the client or the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def iterative(strategy: Any, decoupled: bool) -> ModelSpec:
 
 
 class Driven:
-    """A model that runs each request again until it is told to end it; run by the test's own thread."""
+    """A model that runs each request again until the test ends it; run by the test's own thread."""
 
     def __init__(self, spec: ModelSpec, again: int) -> None:
         self.again = again
@@ -155,5 +155,5 @@ def test_a_responder_that_raises_keeps_nobody_from_an_answer(caplog: pytest.LogC
     model.submit(make_request(answers, 1))
     assert claim.run_inline(None) is False
     assert answers.finals == 1
-    assert "could not be handed over" in caplog.text
+    assert "could not be delivered" in caplog.text
     assert model.close(WAIT_S)

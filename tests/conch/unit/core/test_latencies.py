@@ -1,4 +1,4 @@
-"""How the times of requests are spread, counted beside the statistics."""
+"""Distribution of the times of requests, counted beside the statistics."""
 
 from __future__ import annotations
 

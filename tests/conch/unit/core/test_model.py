@@ -378,7 +378,7 @@ def test_a_delay_collects_a_batch_and_a_full_batch_does_not_wait() -> None:
 @pytest.mark.parametrize("order", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("budget_ns", [None, 0, MS])
 def test_a_delay_ends_although_nothing_else_comes(order: tuple[bool, ...], budget_ns: int | None) -> None:
-    """Whoever leads does not wait for it: a thread of the model's own does."""
+    """A thread that runs inline does not wait for it: a thread of the model's own does."""
     ran_on: set[threading.Thread] = set()
 
     def note(batch: Batch) -> list[InferenceResponse | None]:

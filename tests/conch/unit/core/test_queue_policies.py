@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of a scheduler; a maximum of None stands for the default one, no policies for none."""
+    """Settings of a scheduler; a maximum of None stands for the default one, no policies for none."""
 
     most: int | None
     delay: int = 0
@@ -50,7 +50,7 @@ class Chosen:
 
 @dataclass(eq=False)
 class Waiting:
-    """What the naive model knows of a request."""
+    """Record of a request in the naive model."""
 
     request: InferenceRequest
     level: int

@@ -1,4 +1,4 @@
-"""Models behind a cache that takes time: who waits for it, for how long, and what becomes of them."""
+"""Models behind a cache that takes time: the threads that wait for it, how long, and the outcome."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_an_outage_is_told_once_and_harms_nobody(caplog: pytest.LogCaptureFixtur
         made.ask(1.0)
         assert made.cache.calls == ["lookup"]
         for value in (1.0, 2.0):
-            made.ask(value)  # asks nobody: the cache is left alone for a while
+            made.ask(value)  # no lookup: the cache is left alone for a while
         assert made.cache.calls == ["lookup"]
         now += S
         made.ask(1.0)

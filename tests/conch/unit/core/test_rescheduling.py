@@ -1,4 +1,4 @@
-"""Requests that run again, rows that nobody asked for, and states: what an executed batch does with them."""
+"""Requests that run again, rows without a request, and states: what an executed batch does with them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, War
 
 
 class Loaded(LoadedModel):
-    """Makes instances until it is told that there is no room."""
+    """Makes instances until there is no room."""
 
     full = False
 

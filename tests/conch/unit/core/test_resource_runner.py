@@ -1,4 +1,4 @@
-"""Models that share resources: nobody runs without, nobody who could run waits, and all is given back."""
+"""Models that share resources: no batch runs without, none that could run waits, and all is given back."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def make_model(
 
 
 class Watched(RateLimiter):
-    """A limiter that says when somebody has begun to wait."""
+    """A limiter that says when a runner has begun to wait."""
 
     def __init__(self, *limits: ResourceLimit) -> None:
         super().__init__(limits)
@@ -657,7 +657,7 @@ NEEDS: tuple[dict[str, int], ...] = ({"R": 1}, {"R": 2}, {"R": 3, "S": 1}, {"S":
 
 
 def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None:
-    """Threads submit, lead, hand over and cancel on models that share what there is; then all is closed."""
+    """Threads submit, run inline, release and cancel on models that share resources; then all is closed."""
     policy = QueuePolicy(timeout_ns=2 * MS, allow_override=True)
     models = [
         make_model(

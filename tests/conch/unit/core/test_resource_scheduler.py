@@ -232,7 +232,7 @@ def test_a_resource_is_either_shared_or_not() -> None:
 
 
 def fits(made: ResourceScheduler, waiting: Sequence[ResourceGrant]) -> list[ResourceGrant]:
-    """Who can run, by the rules and from nothing but what is held: the naive model."""
+    """Requests that can run, by the rules and from the grants alone: the naive model."""
     left: dict[Pool, int] = {pool: count - made.used.get(pool, 0) for pool, count in made.capacity.items()}
     able = []
     for each in sorted(waiting, key=lambda c: (c.score, c.order)):
@@ -331,7 +331,7 @@ class RateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting())
     @rule(index=st.integers(0, 11))
     def nobody_starves(self, index: int) -> None:
-        """With everybody asking for ever, each of the others goes first for its share only."""
+        """With all models asking for ever, each of the others goes first for its share only."""
         # Others may have to catch up with its score, and run that often. Meanwhile the scores of those who
         # share nothing with it grow with each round: the next to be chosen might take ever so much longer.
         waiting = [each for each in self.waiting() if each.score <= 100]

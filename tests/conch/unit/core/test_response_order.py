@@ -48,7 +48,7 @@ def test_what_a_responder_answers_comes_behind_what_waits() -> None:
 
 @dataclass(eq=False)
 class Line:
-    """What a request has been told by its model."""
+    """Responses of a model to one request."""
 
     request: InferenceRequest
     said: list[InferenceResponse | None] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Line:
 
 
 class OrderMachine(RuleBasedStateMachine):
-    """What comes out is compared with all that was said, cut off at the first request that is not done."""
+    """Output equals all responses, cut off at the first request that is not done."""
 
     def __init__(self) -> None:
         super().__init__()

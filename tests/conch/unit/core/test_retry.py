@@ -1,4 +1,4 @@
-"""When a client that met a full queue is told to come back."""
+"""Retry times for a client that met a full queue."""
 
 from __future__ import annotations
 

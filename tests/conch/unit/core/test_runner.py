@@ -500,7 +500,7 @@ class TestNothingIsKept:
 
 
 def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
-    """What a claimant with a budget has left in the queue is run elsewhere once somebody says so."""
+    """A claimant with a budget leaves requests in the queue; others run them once `release` is called."""
     held = Gate()
     first = make_request()
 

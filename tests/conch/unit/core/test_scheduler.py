@@ -22,7 +22,7 @@ from conch.core.spec import DynamicBatching
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a scheduler; a maximum of None stands for the default one."""
+    """Settings of a scheduler; a maximum of None stands for the default one."""
 
     most: int | None
     preferred: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Settings:
 
 
 def expected(chosen: Settings, queue: list[InferenceRequest], now: int) -> int:
-    """How many requests the rules send from the head of a queue now; 0 to wait for the oldest's delay.
+    """Number of requests that the rules send from the queue's head now; 0 to wait for the oldest's delay.
 
     Written from Triton's rules without keeping anything between calls.
     """
@@ -65,7 +65,7 @@ class Driver:
 
     Args:
         chosen: The scheduler's settings.
-        looks: Whether it asks when a batch is due before it asks for one. It need not, and a scheduler that
+        looks: True if it asks when a batch is due before it asks for one. It need not, and a scheduler that
             has not been asked has not begun to form the batch.
     """
 

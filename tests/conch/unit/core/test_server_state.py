@@ -18,7 +18,7 @@ from conch.core.server_state import ServerState
 
 
 class NoAgent:
-    """A control plane that nobody asks."""
+    """A control plane without callers."""
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         raise AssertionError

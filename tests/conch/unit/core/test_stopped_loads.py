@@ -1,4 +1,4 @@
-"""Loads that are told not to go on."""
+"""Loads that are stopped."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_quantiles_are_near_those_of_all_times(times: list[int], quantile: float
 
 @given(st.lists(st.integers(0, 10 * SLICE_NS), min_size=1).map(sorted))
 def test_what_is_long_ago_is_forgotten(moments: list[int]) -> None:
-    """Of times that say when they were, those of the last minute are left, give or take a slice."""
+    """Times of the last minute are left, give or take a slice."""
     summaries = Summaries()
     for moment in moments:
         summaries.add(moment, QUEUE, moment)

@@ -97,7 +97,7 @@ def test_a_delayed_request_runs_in_the_end() -> None:
 
 
 def test_what_has_expired_is_not_run_by_an_instance_that_comes_first() -> None:
-    """With nobody but the claimant looking: the request is late before the instance asks."""
+    """With the claimant alone looking: the request is late before the instance asks."""
     model = make_model(make_spec(8))
     answers = Answers()
     late = make_request(answers, 1, deadline_ns=time.monotonic_ns() - 1)

@@ -50,7 +50,7 @@ def failure(spec: ModelSpec, *samples: WarmupSample, execute: Any = nothing) -> 
 
 
 def given_inputs(datatype: str, dims: tuple[int, ...], source: Any, data: bytes = b"") -> Sequence[Tensor]:
-    """What requests of one sample hold: two of them, run twice."""
+    """Inputs of the requests of one sample: two of them, run twice."""
     loaded = warm_up(
         make_spec(2, (TensorSpec("X", datatype, dims),)),
         WarmupSample("w", (WarmupInput("X", datatype, dims, source, data),), 2, 2),

@@ -104,7 +104,7 @@ def test_variables_of_a_model(tmp_path: Path, cache: EnvironmentCache) -> None:
 
 
 def test_an_environment_for_models_without_one(tmp_path: Path) -> None:
-    """What a model says itself comes first."""
+    """The setting of a model itself comes first."""
     options = {"environment": str(tmp_path)}
     spec = EnvironmentSpec.of(model(tmp_path, {}, {}, options))
     assert (spec.prepared, spec.reason) == (tmp_path, "--backend-config=...,environment")

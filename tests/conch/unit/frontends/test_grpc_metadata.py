@@ -1,4 +1,4 @@
-"""What call metadata does: restricted protocols and forwarded headers."""
+"""Call metadata: restricted protocols and forwarded headers."""
 
 from __future__ import annotations
 

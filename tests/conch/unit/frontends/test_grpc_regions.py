@@ -50,7 +50,7 @@ def message_of(*inputs: tuple[str, Any], raw: list[bytes] | None = None, **more:
 
 
 def outcome(decoder: RequestDecoder, regions: Regions, message: Any) -> Any:
-    """What is in a request, which is then given up."""
+    """Contents of a request, which is then given up."""
     try:
         request = decoder(message.SerializeToString(), Answers(), 0)
     except ConchError as error:

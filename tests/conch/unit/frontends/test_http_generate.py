@@ -202,7 +202,7 @@ def test_an_answer_without_a_form_in_json_is_an_error() -> None:
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.lists(st.text()))
 def test_answers_can_be_asked_again(numbers: list[int], strings: list[str]) -> None:
-    """What comes out of one model can be what goes into another."""
+    """Outputs of one model can be inputs of another."""
     elements = [each.encode() for each in strings]
     body = answer(out(numbers, np.int32, "INT32"), out(elements, np.object_, "BYTES"))
     result = mapped(json.loads(body))

@@ -372,7 +372,7 @@ def test_what_comes_together_for_many_queues_wakes_the_loop_once() -> None:
 
 
 class Told:
-    """A request log that keeps what it is told."""
+    """A request log that keeps its records."""
 
     on = True
     adds_metadata = False

@@ -57,7 +57,6 @@ class Check:
         """Nothing has to be begun."""
 
     def result(self) -> bool:
-        """What it finds."""
         return self.passes()
 
 

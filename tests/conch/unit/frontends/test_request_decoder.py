@@ -390,7 +390,7 @@ def test_the_tensors_of_a_large_message_share_its_memory() -> None:
 
 
 ENOUGH = 3
-"""How often a message has to be seen to be recognised."""
+"""Number of times a message has to be seen to be recognised."""
 
 
 def parse_all(message: bytes, responder: Answers, received_ns: int) -> InferenceRequest:

@@ -30,7 +30,7 @@ Output = Request.InferRequestedOutputTensor
 Decoder = Callable[[bytes, Any, int], InferenceRequest]
 
 ENOUGH = 3
-"""How often a message has to be seen to be recognised."""
+"""Number of times a message has to be seen to be recognised."""
 
 
 def parse_all(message: bytes, responder: Any, received_ns: int) -> InferenceRequest:
@@ -55,7 +55,7 @@ def outcome(decoder: Decoder, message: bytes) -> object:
 
 @contextmanager
 def nothing_taken_apart() -> Iterator[None]:
-    """Where messages that are not recognised are an error of the test."""
+    """Makes messages that are not recognised an error of the test."""
 
     def refuse(message: bytes) -> None:
         raise AssertionError("the message was not recognised")
@@ -313,7 +313,7 @@ def test_alike_messages_that_take_turns_keep_others_in_mind(monkeypatch: pytest.
 
 @pytest.mark.parametrize("raw", [1, 5000])
 def test_headers_that_are_too_long_are_not_kept(raw: int) -> None:
-    """Also where they are long by what nobody reads: contents of no input, which are skipped."""
+    """Also where unread bytes make them long: contents of no input, which are skipped."""
     message = Request(model_name="m", inputs=[Input(name="x")], raw_input_contents=[b""] * raw)
     if raw == 1:
         message.outputs.extend(Output(name=f"output{number}") for number in range(1000))

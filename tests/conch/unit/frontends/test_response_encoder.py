@@ -20,7 +20,7 @@ from conch.protocol import inference_pb2 as pb
 
 
 class Served:
-    """What the encoder reads of a model."""
+    """Attributes of a model that the encoder reads."""
 
     def __init__(self, name: str, version: str) -> None:
         self.spec = self
@@ -179,7 +179,7 @@ def test_shapes_that_never_repeat_do_not_fill_the_memory() -> None:
 
 
 def test_large_bytes_are_copied_as_only_a_join_copies_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does so without the interpreter's lock: nobody else has to wait for it."""
+    """It does so without the interpreter's lock: no other thread has to wait for it."""
     joins: list[int] = []
 
     def counted(parts: list[Any]) -> bytes:

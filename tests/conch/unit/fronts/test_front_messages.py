@@ -1,4 +1,4 @@
-"""What the core and a front say: what is encoded is read again, and any other bytes are refused."""
+"""Messages of the core and a front: encoded ones are read again, and any other bytes are refused."""
 
 from __future__ import annotations
 

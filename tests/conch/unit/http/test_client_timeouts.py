@@ -136,7 +136,7 @@ def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
 def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopThread) -> None:
     app = Held()
     listener = thread.listen(app, "127.0.0.1", 0, timeouts=SHORT)
-    # Beside the beginning of another request, which has to wait for nobody.
+    # Beside the beginning of another request, which waits for no other.
     with closing(sent_at_once(thread, listener, WHOLE + HALVES[0])) as busy:
         assert app.entered.wait(WAIT_S)
         for _ in range(2):

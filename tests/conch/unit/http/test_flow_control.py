@@ -1,4 +1,4 @@
-"""How much is read, written, copied and joined at once: nothing else runs meanwhile."""
+"""Amounts that are read, written, copied and joined at once: nothing else runs meanwhile."""
 
 from __future__ import annotations
 

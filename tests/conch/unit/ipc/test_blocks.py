@@ -487,7 +487,7 @@ def test_unexpected_descriptors_are_closed() -> None:
     ],
 )
 def test_what_a_file_may_hold(kind: Kind, size: int, written: int, why: str) -> None:
-    """Of a worker that may claim anything; nothing of it becomes memory of the server."""
+    """A worker may claim anything; no wrong claim becomes memory of the server."""
     with exchanges() as (server, worker), memory_of_files() as file:
         os.truncate(file, size)
         os.pwrite(file, bytes(written), 0)

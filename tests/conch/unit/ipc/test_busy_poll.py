@@ -1,4 +1,4 @@
-"""Who waits awake, and when not: with a clock that somebody moves."""
+"""Decisions of when to poll and when to rest, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STEP_NS = 1_000
 
 
 class Arrival:
-    """Something that is there after a time, if somebody looks for it then.
+    """Something that is there after a time, if a thread looks for it then.
 
     Attributes:
         now: The time.
-        at: When it comes.
-        step: How long a look takes.
-        looks: How many there were.
-        courtesies: How often others were let go first.
+        at: Time at which it comes.
+        step: Duration of a look.
+        looks: Number of looks.
+        courtesies: Number of times others were let go first.
     """
 
     def __init__(self) -> None:

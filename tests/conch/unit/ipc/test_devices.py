@@ -206,7 +206,7 @@ def test_what_a_model_keeps_of_a_region_stays_open(setting: Setting) -> None:
     running = setting.worker(f"self.kept.clear() if len(self.kept) == 2 else self.kept.append(a); {WHERE}")
     setting.infer(running, "in")
     setting.regions.unregister_cuda("in")
-    setting.infer(running, VALUES)  # the worker has read before what it was told
+    setting.infer(running, VALUES)  # the worker has read the earlier message first
     assert setting.open_in(running) == 1
     setting.infer(running, VALUES)
     eventually(lambda: setting.open_in(running) == 0, "the region is closed")

@@ -133,7 +133,7 @@ def running(loop: IoLoop) -> Iterator[IoLoop]:
 
 
 def on_loop(loop: IoLoop, work: Callable[[], Any]) -> Any:
-    """What work returns on the loop's thread."""
+    """Result of work that is run on the loop's thread."""
     results: queue.Queue[Any] = queue.Queue()
     loop.call_soon(lambda: results.put(work()))
     return results.get(timeout=WAIT_S)

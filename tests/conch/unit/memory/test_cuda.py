@@ -127,7 +127,7 @@ def test_a_driver_without_gpus(
     with pytest.raises(CudaUnavailableError):
         devices.device(0)
     monkeypatch.delenv(name)
-    assert devices.device(0).number == 0  # whoever tries again later finds one that came
+    assert devices.device(0).number == 0  # a later try finds one that came
 
 
 def test_a_device_that_can_not_be_used_is_tried_again(cuda: FakeCuda, devices: CudaDevices) -> None:

@@ -1,4 +1,4 @@
-"""What a request uses of regions: from its inputs to its last response."""
+"""Use of regions by a request: from its inputs to its last response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 3 * 4096
 
 
 class Front:
-    """A front end that keeps what it is told, and how many users the region had then."""
+    """A front end that keeps what it receives, and how many users the region had then."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions

@@ -1,4 +1,4 @@
-"""What clients may name: objects, and parts of regions."""
+"""Names that clients may use: objects, and parts of regions."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_what_is_no_object_is_not_opened(regions: Regions, memory: SharedObject)
         link.rmdir()
     os.mkfifo(link)
     try:
-        unable(regions, link.name)  # and nobody waits for a writer
+        unable(regions, link.name)  # and no thread waits for a writer
     finally:
         link.unlink()
 
@@ -351,5 +351,5 @@ def test_an_object_that_has_shrunk_is_noticed_before_it_is_touched(
         f"'{memory.key}', which has 8191"
     )
     memory.resize(SIZE)
-    region.check()  # nobody has touched what was gone
+    region.check()  # the lost part was not touched
     regions.release(region)

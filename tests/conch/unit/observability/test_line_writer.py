@@ -1,4 +1,4 @@
-"""Lines that wait to be written: nobody waits for them, and none is lost without being counted."""
+"""Lines that wait to be written: no thread waits for them, and none is lost without being counted."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_forked_process_writes_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_that_somebody_made_non_blocking() -> None:
-    """Terminals and pipes are shared, and whoever shares them may have made them so."""
+    """Terminals and pipes are shared, and another owner may have made them so."""
     reader, end = os.pipe()
     os.set_blocking(end, False)
     text = "x" * 300_000 + "\n"

@@ -29,7 +29,7 @@ log = logging.getLogger("conch.test")
 
 
 class Unprintable:
-    """What has no text."""
+    """An object without text."""
 
     def __str__(self) -> str:
         raise ValueError
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def written(self) -> str:
-        """What there is without waiting for it."""
+        """Text written so far, without waiting."""
         return self._stream.getvalue()
 
     @property
@@ -202,7 +202,7 @@ def test_many_of_the_same_are_counted() -> None:
 
 
 def test_the_count_comes_by_itself() -> None:
-    """No further message is needed, nor anybody who asks: the writing thread sees to it."""
+    """No further message is needed, nor a reader: the writing thread does it."""
     with logging_to(repeat_limit=1) as output:
         output.now = lambda: 100 * time.monotonic_ns()
         for _ in range(100):

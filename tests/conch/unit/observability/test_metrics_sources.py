@@ -70,7 +70,7 @@ class FakeNvml(SimpleNamespace):
     """A management library with two GPUs, the second of which tells little."""
 
     class NVMLError(Exception):
-        """What the real one raises."""
+        """Error of the real module."""
 
     def __init__(self, works: bool = True) -> None:
         super().__init__(works=works, joules=5_000_000, open=0)

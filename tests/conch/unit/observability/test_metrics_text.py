@@ -45,7 +45,7 @@ class Holding(Collector):
 
 
 def theirs(metric: Metric) -> tuple[str, str]:
-    """What prometheus_client makes of a family, in both formats."""
+    """Text of prometheus_client for a family, in both formats."""
     registry = CollectorRegistry()
     registry.register(Holding(metric))
     openmetrics: Any = generate_openmetrics

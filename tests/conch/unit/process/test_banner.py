@@ -1,4 +1,4 @@
-"""What a server announces at its start."""
+"""Announcements of a server at its start."""
 
 from __future__ import annotations
 

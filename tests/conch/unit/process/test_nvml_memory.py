@@ -17,7 +17,7 @@ class FakeNvml(SimpleNamespace):
     """A library that numbers two GPUs the other way round than CUDA; it can lose the second one."""
 
     class NVMLError(Exception):
-        """What the real one raises."""
+        """Error of the real module."""
 
     def __init__(self) -> None:
         super().__init__(works=True, open=0, lost=False)

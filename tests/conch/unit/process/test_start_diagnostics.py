@@ -1,4 +1,4 @@
-"""What a start says: of loads that take long, of ports that are taken, of repositories that are none."""
+"""Messages of a start: loads that take long, ports that are taken, repositories that are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a stream comes after the responses before it, wherever the model runs and however it ends."""
+"""The end of a stream comes after the responses before it, wherever the model runs and however it ends."""
 
 from __future__ import annotations
 

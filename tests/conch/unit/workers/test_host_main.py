@@ -1,4 +1,4 @@
-"""Where a worker finds its modules, before any of the server's is imported."""
+"""Path of a worker's modules, before any of the server's is imported."""
 
 from __future__ import annotations
 

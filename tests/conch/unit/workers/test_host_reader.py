@@ -12,7 +12,7 @@ from conch.workers.host.host_reader import HostReader
 
 
 class Messages:
-    """Messages that come when the test says so; counts who reads at the same time."""
+    """Messages that come when the test says so; counts the threads that read at the same time."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -38,7 +38,7 @@ class Messages:
         return False
 
     def come(self, count: int) -> Callable[[], bool]:
-        """Whether so many have been read."""
+        """True once so many have been read."""
         return lambda: len(self.read) >= count
 
 

@@ -1,4 +1,4 @@
-"""The table of what a worker has, and what those are told whose worker is lost: without workers."""
+"""The table of what a worker has, and the errors of requests whose worker is lost: without workers."""
 
 from __future__ import annotations
 

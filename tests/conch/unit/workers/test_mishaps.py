@@ -1,4 +1,4 @@
-"""What models do to the worker that they run in, and what becomes of it."""
+"""Harm that models do to their worker, and its consequences."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_check_whose_own_thread_can_not_be_started_is_answered(tmp_path: Path)
 def test_a_worker_that_can_not_handle_a_message_ends(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It must not go on with nobody reading."""
+    """It must not go on without a reader."""
     broken = tmp_path / "broken"
     model = f"""
     def initialize(self, args):
@@ -191,7 +191,7 @@ INTERRUPTED = """
 def test_a_handler_that_raises_when_a_message_has_come_ends_the_worker(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What it said would be waited for."""
+    """Else the worker would wait for the message that was lost."""
     with worker(spec_of(tmp_path, INTERRUPTED.format(how="real(*arguments)"))) as running:
         with pytest.raises(UnavailableError, match="is not healthy"):
             running.run(request_of(IN=ONE)[0])

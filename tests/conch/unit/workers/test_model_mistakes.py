@@ -209,7 +209,7 @@ def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:
 
 
 def test_an_array_that_is_resized_when_it_is_in_a_tensor_is_a_matter_of_its_request(tmp_path: Path) -> None:
-    """What follows in the message is not taken for its bytes, nor they for those of another request."""
+    """Data that follows in the message is not taken for its bytes, nor they for those of another request."""
     model = """
     def execute(self, requests):
         responses = []

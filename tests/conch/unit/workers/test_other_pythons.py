@@ -1,4 +1,4 @@
-"""What runs in workers, in the other Pythons that it is for."""
+"""Workers in the other Pythons that they support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged of a worker's output, and what is kept of it."""
+"""A worker's output: its lines in the log, and the part that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What senders send reaches the server in order, in few packets where it is sent together."""
+"""Responses of senders reach the server in order, in few packets if they are sent together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker writes of a batch is what the server reads."""
+"""The server reads the responses of a batch as the worker writes them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def response(*names: str, rows: int = 1, **more: Any) -> InferenceResponse:
 
 
 def told(made: InferenceResponse | None) -> object:
-    """What there is in a response."""
+    """Contents of a response."""
     if made is None:
         return None
     error = None if made.error is None else (type(made.error), made.error.message)

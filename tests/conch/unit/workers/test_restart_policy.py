@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and what becomes of requests meanwhile."""
+"""Restarts of a worker that died, and its requests meanwhile."""
 
 from __future__ import annotations
 

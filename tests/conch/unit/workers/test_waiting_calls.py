@@ -1,4 +1,4 @@
-"""What the server believes of the calls that models in workers wait for."""
+"""Records of the server about the calls that models in workers wait for."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_circle_is_found_by_two_looks_and_the_last_call_fails(server: NoCalls)
     assert one.waits.check(1) == two.waits.check(1) == (True, False)
     assert one.waits.check(1) == (True, False)
     assert two.waits.check(1) == (True, True)
-    calls[two].state = RequestState.RUNNING  # somebody else, who is not known, has taken it
+    calls[two].state = RequestState.RUNNING  # another caller, which is not known, has taken it
     assert two.waits.check(1) == one.waits.check(1) == (False, False)
 
 

@@ -1,4 +1,4 @@
-"""Which executions count as hanging."""
+"""Executions that count as hanging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models say to their server and ask of it over the link: logs, metrics, calls, readiness."""
+"""Calls of models to their server over the link: logs, metrics, calls, readiness."""
 
 from __future__ import annotations
 

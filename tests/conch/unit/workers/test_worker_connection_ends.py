@@ -1,4 +1,4 @@
-"""How links begin and end: models that do not load, workers that are closed or lost."""
+"""Begin and end of links: models that do not load, workers that are closed or lost."""
 
 from __future__ import annotations
 

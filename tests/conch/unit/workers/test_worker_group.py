@@ -1,4 +1,4 @@
-"""What instances of one model know of each other."""
+"""Shared state of the instances of one model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.workers.supervision.worker_group import NOT_READY, Member, NotReady, 
 
 
 class _Told:
-    """An instance that notes what it is told."""
+    """An instance that notes its notifications."""
 
     def __init__(
         self, group: WorkerGroup, phase: Phase, passive: bool = False, check: Readiness | None = None

@@ -1,4 +1,4 @@
-"""What is sent: new blocks go once, what can not be sent leaves nothing behind, nobody waits for ever."""
+"""Sending: new blocks go once, unsendable data leaves nothing behind, no thread waits for ever."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
         files = open_files()
 
         def send_and_answer(parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
-            """What happens on other threads before the one that sends goes on."""
+            """Runs on other threads before the one that sends goes on."""
             real(parts, fds)
             monkeypatch.setattr(server.channel, "send", real)
             host.receive()
@@ -224,7 +224,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_socket_that_fails_ends_the_conversation(blocking: bool) -> None:
-    """Whoever reads is told, on both sides; else what was lost would be waited for."""
+    """Readers on both sides get the error; else they would wait for what was lost."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = PacketChannel(ours, blocking), PacketChannel(theirs)
     try:
@@ -421,7 +421,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
 def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for the caller's worker stays small, and it is not given up."""
+    """The queue for the caller's worker stays small, and the worker is not given up."""
     bound(monkeypatch, 1_000_000, 60)
     most = 0
 

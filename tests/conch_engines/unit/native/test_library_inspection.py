@@ -35,7 +35,7 @@ Build = Callable[[Libraries], Path]
 
 @dataclass(frozen=True)
 class Case:
-    """How a backend is built, and a part of each error; none for one that loads."""
+    """Build of a backend, and a part of each error; none for one that loads."""
 
     build: Build
     errors: tuple[str, ...] = ()

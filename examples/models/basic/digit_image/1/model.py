@@ -15,7 +15,7 @@ MOST_PIXELS = 4096 * 4096
 
 def read(file: bytes) -> np.ndarray:
     """The pixels of one file, row by row."""
-    # Formats by name: there are decoders for things nobody means to send to a server.
+    # Formats by name: other decoders are for files that no client means to send.
     with Image.open(io.BytesIO(file), formats=["PNG", "JPEG"]) as image:
         if image.width * image.height > MOST_PIXELS:
             # Known before anything is decoded: a small file may hold very many pixels.

@@ -75,7 +75,7 @@ class Call:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; None without a policy."""
+        """Grant of the access policy to the client; None without a policy."""
         return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
 
     @access.setter
@@ -160,7 +160,7 @@ class UnaryCall(Call):
         event: The event with the call.
         handler: Handles the call and its message.
         open_calls: Holds the call while operations may be started on it.
-        admit: Whether the call may go on, see `rpc_calls.Admit`; None if all may.
+        admit: True if the call may go on, see `rpc_calls.Admit`; None if all may.
 
     Attributes:
         watched: True once the C core reports the call's end before it is answered.
@@ -381,7 +381,7 @@ class StreamCall(Call, Reader):
 
     @property
     def behind(self) -> bool:
-        """Whether its client has too much to read."""
+        """True if its client has too much to read."""
         return self._backlog.behind
 
     def when_read(self, work: Callable[[], object]) -> None:

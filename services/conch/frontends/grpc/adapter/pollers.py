@@ -251,5 +251,5 @@ class Pollers:
         try:
             model.release()  # another thread completes what was started here
         except Exception:  # boundary: a model
-            log.exception("a batch could not be handed over")
+            log.exception("a batch could not be released to another thread")
         return False

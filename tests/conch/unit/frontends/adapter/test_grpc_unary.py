@@ -1,4 +1,4 @@
-"""Unary calls: their close is asked for exactly once, by whoever it is, and who waits is told of a cancel."""
+"""Unary calls: their close is asked for exactly once, and the waiting side is notified of a cancel."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ class FakeCall:
 
     @property
     def closes(self) -> int:
-        """How often the close has been asked for."""
         return sum(isinstance(one, CLOSE) for operations, _ in self.batches for one in operations)
 
 
 class Subject:
-    """What is told of a cancel."""
+    """Object that is notified of a cancel."""
 
 
 class Rig:
@@ -213,7 +212,7 @@ def core_in_use() -> None:
 
 @pytest.mark.usefixtures("core_in_use")
 def test_a_server_that_nobody_has_any_more_is_gone_at_once() -> None:
-    """What it holds must not wait for the garbage collector, which may never come."""
+    """The server's resources must not wait for the garbage collector, which may never come."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Polling threads on a queue of their own: who polls, who leads, and that no promise and no turn is lost."""
+"""Polling threads on a queue of their own: one polls or runs inline; no promise and no turn is lost."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ class TestSpikes:
             assert rig.handled_by() is leader
             rig.works(2)
             rig.clock.now += 1000 * MS
-            rig.pollers.tick()  # nobody leads: a turn that is not a leader's must not be given away
+            rig.pollers.tick()  # no thread runs inline: a turn that is not a leader's must not be given away
             rig.works(2)
 
     @pytest.mark.parametrize("more_to_do", [False, True])
@@ -366,7 +366,7 @@ class TestSpikes:
             for _ in range(3):
                 assert rig.handled_by() is not leader
             rig.arrive(Model(rig, "d", True))
-            rig.next(HAND_OVER, "d")  # nobody waits
+            rig.next(HAND_OVER, "d")  # no thread waits
             held.go.set()
             if more_to_do:
                 assert rig.next(HAND_OVER, "a")[0] is leader
@@ -481,7 +481,7 @@ class TestSpikes:
             rig.pollers.state_lock = Eager(rig.pollers.state_lock, late_tick)  # type: ignore[assignment]
             rig.arrive(Model(rig, "a", True, during))
             rig.next(LEAD, "a")
-            # Led or handed over: somebody sees to what is left of it, without another event.
+            # Run inline or released: a thread runs the rest of it, without another event.
             assert rig._happened.get(timeout=WAIT_S)[1] == "a"
             led.append(False)  # no more late ticks
             rig.works(2)

@@ -1,4 +1,4 @@
-"""What a peer may cost: each limit closes the connection with its reason, and nothing legal reaches it."""
+"""Limits on the cost of a peer: each closes the connection with its reason, and nothing legal reaches it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POINTLESS = frame(PING, 0, 0, bytes(8))
 
 
 def reason(events: list[Event]) -> Reason | None:
-    """Why the connection was closed, if it was."""
+    """Reason for which the connection was closed, if it was."""
     for event in events:
         if isinstance(event, ConnectionClosed):
             assert event.code == ErrorCode.ENHANCE_YOUR_CALM

@@ -134,7 +134,7 @@ class Sender:
 
 @st.composite
 def recordings(draw: Callable[[st.SearchStrategy[object]], object]) -> bytes:
-    """What a client sends on one connection."""
+    """Bytes that a client sends on one connection."""
     sender = Sender(draw)
     for _ in range(sender.number(25)):
         (sender.request, sender.send, sender.send, sender.control)[sender.number(3)]()
@@ -142,7 +142,7 @@ def recordings(draw: Callable[[st.SearchStrategy[object]], object]) -> bytes:
 
 
 def story_of_h2(events: list[h2.events.Event]) -> Story:
-    """What h2 tells, in the words of `story`."""
+    """Events of h2, in the words of `story`."""
     told: Story = []
     for event in events:
         match event:
@@ -171,7 +171,7 @@ def h2_peer(client: bool, window: int = 65_535) -> h2.connection.H2Connection:
 
 
 def pieces_received(connection: Http2Connection, content: bytes, places: list[int]) -> list[Event]:
-    """What is told of content that comes in pieces, some of which the owner receives itself."""
+    """Events of content that comes in pieces, some of which the owner receives itself."""
     events: list[Event] = []
     for piece in cut(content, places):
         rest, direct = piece, connection.direct()

@@ -58,7 +58,7 @@ STREAM = 3
 
 
 def received(connection: Http2Connection, content: bytes) -> tuple[list[Event], list[Frame]]:
-    """What a connection tells and sends upon bytes."""
+    """Events and frames that bytes cause in a connection."""
     events = connection.receive(content, 0)
     return events, list(frames(output(connection)))
 
@@ -571,7 +571,7 @@ def test_a_header_list_that_is_too_large_is_told() -> None:
 
 
 def test_frames_of_a_stream_reset_here_keep_tables_and_windows_right() -> None:
-    """What is ignored still counts: the dynamic table goes on, and the connection's window is given back."""
+    """Ignored frames still count: the dynamic table goes on, and the connection's window is given back."""
     connection = server(LocalSettings(initial_window=65_535, connection_window=65_535))
     other = client()
     for _ in range(2):

@@ -26,9 +26,9 @@ from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import Server
 
 SIZES = (27_182, 8, 1_828, 45_904)
-"""Of the cases' requests."""
+"""Sizes of the cases' requests."""
 ANSWERS = (31_415, 9, 2_653, 58_979)
-"""Of the cases' responses."""
+"""Sizes of the cases' responses."""
 SPECIAL = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n"
 TRAILING = ("x-grpc-test-echo-trailing-bin", b"\xab\xab\xab")
 KINDS = {
@@ -46,8 +46,8 @@ class Case:
 
     Attributes:
         method: Its path.
-        messages: What the client sends: each after the answer to the one before it, if `in_turns`.
-        streams: Whether the client's and the server's side are streams.
+        messages: Messages of the client: each after the answer to the one before it, if `in_turns`.
+        streams: Two flags: the client's and the server's side are streams.
         cancel_after: Number of answers after which the client cancels.
     """
 
@@ -62,8 +62,6 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of a call."""
-
     status: int
     details: str = ""
     answers: list[bytes] = field(default_factory=list)

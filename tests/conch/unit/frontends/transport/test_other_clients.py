@@ -72,7 +72,7 @@ def program(name: str) -> str:
 
 
 def run(*arguments: object, env: Mapping[str, str] | None = None) -> bytes:
-    """What a program prints."""
+    """Output of a program."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         env=env,

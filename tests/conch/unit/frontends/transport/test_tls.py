@@ -113,7 +113,7 @@ def test_messages_of_all_sizes(site: Site, size: int) -> None:
 
 
 def openssl(site: Site, *arguments: str) -> str:
-    """What `openssl s_client` says of a handshake."""
+    """Output of `openssl s_client` for a handshake."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("openssl is not installed")

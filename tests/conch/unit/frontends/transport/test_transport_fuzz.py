@@ -168,7 +168,7 @@ def play(pieces: Sequence[bytes]) -> None:
 
 
 def recordings() -> list[bytes]:
-    """What clients send: frames by hand, and what grpcio sends."""
+    """Bytes of clients: frames by hand, and those of grpcio."""
     stream = header_block(
         (":method", "POST"), (":scheme", "http"), (":path", STREAM), (":authority", "x"),
         ("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "5S"),

@@ -1,4 +1,4 @@
-"""What one client may cost the own transport: clients of raw frames that go beyond what a client may."""
+"""Limits on the cost of one client of the own transport: clients of raw frames that go beyond them."""
 
 from __future__ import annotations
 
@@ -581,7 +581,7 @@ def test_deadlines_that_are_far_leave_nothing() -> None:
 
 
 def test_all_of_a_tls_record_is_read(tmp_path: Path) -> None:
-    """What TLS holds of a record makes no event; a third of these had waited for the client's next bytes."""
+    """Bytes that TLS has buffered make no event; a third of these had waited for the client's next bytes."""
     key, certificate = Authority(tmp_path / "authority").issue("server")
     context = ssl.create_default_context()
     context.check_hostname = False
