@@ -132,7 +132,11 @@ class SageMakerPlatform(RouteProvider):
             _route(handlers.models, LIST_MODELS, LOAD_MODEL),
             _route(handlers.model, GET_MODEL, UNLOAD_MODEL),
         ]
-        return RouteTable(routes, api.guard, api.refusals, unmatched=empty_reply(400))
+        return RouteTable(routes, api.guard, api.refusals, unmatched=_refuse_path)
+
+
+def _refuse_path(exchange: HttpExchange) -> None:
+    exchange.respond(*empty_reply(400))
 
 
 class _Hooks(ExchangeHooks):

@@ -18,11 +18,7 @@ from conch.core.backend import FindBackend
 from conch.core.bls import Calls, FactFinder
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import (
-    InvalidArgumentError,
-    UnsupportedError,
-    without_details,
-)
+from conch.core.errors import InvalidArgumentError, UnsupportedError, without_details
 from conch.core.gpu_memory import GpuMemory
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import NOT_RESIDENT, IndexEntry, LoadParameter

@@ -44,19 +44,13 @@ from conch_control.lifecycle.declared_files import VersionDigests, read_declarat
 from conch_control.lifecycle.load_queue import LoadQueue, SupersededError
 from conch_control.lifecycle.version_diff import STALE, Origin
 from conch_control.lifecycle.version_states import VersionStates
-from conch_control.repository.layout import (
-    Fingerprint,
-    split_markers,
-)
+from conch_control.repository.layout import Fingerprint, split_markers
 from conch_control.repository.source import ModelSource
 from conch_control.rollout.guards import Counts
 from conch_control.rollout.interface_check import interface_differences
 from conch_control.rollout.managed import LONGEST_LEASE_S, ManagedBy, ManagedReport, ManagedVersion
 from conch_control.rollout.rollout_calls import DELETE, RolloutCalls, check_own_label, checked, transition_of
-from conch_control.rollout.rollout_file import (
-    Declaration,
-    Rollout,
-)
+from conch_control.rollout.rollout_file import Declaration, Rollout
 from conch_control.rollout.rollout_loop import RolloutLoop
 from conch_control.rollout.rollout_shadows import RolloutShadows
 from conch_control.rollout.rollout_state import (

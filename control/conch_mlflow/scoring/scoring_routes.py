@@ -67,11 +67,10 @@ def scoring_table(api: RestApi) -> RouteTable:
         _route(PING, scoring.ping),
         _route(VERSION, scoring.version),
     ]
-    made = RouteTable(
-        routes, api.guard, api.refusals, api.cors, labels=api.core.registry.labels, endpoints=ENDPOINTS
+    labels = api.core.registry.labels
+    return RouteTable(
+        routes, api.guard, api.refusals, api.cors, api.unmatched, labels=labels, endpoints=ENDPOINTS
     )
-    made.further = api.unmatched
-    return made
 
 
 def _route(endpoint: Endpoint, handler: RouteHandler) -> Route:

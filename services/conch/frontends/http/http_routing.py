@@ -39,13 +39,10 @@ A plain function responds by itself, now or later. A coroutine runs as a task; i
 None if it has responded by itself. Its errors become responses.
 """
 
-NOT_FOUND = text_error("Not Found", 404)
-"""Triton's response for unknown paths."""
-
 
 def respond_not_found(exchange: HttpExchange) -> None:
-    """Answers a request for a path that no table and no provider has."""
-    exchange.respond(*NOT_FOUND)
+    """Answers a request for a path that no table and no provider has, with Triton's text."""
+    exchange.respond(*text_error("Not Found", 404))
 
 
 class RefusalLog:
@@ -100,14 +97,11 @@ class RouteTable:
         guard: Checks the callers. If it identifies them, all routes must be in `endpoints`.
         refusals: Logs inference requests that the guard refuses; None for no log.
         cors: Opens inference to pages of other origins; None for none.
-        unmatched: Response for unknown paths.
+        unmatched: Answers unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
         checks_origin: True if a change by a page of another origin is refused here; else its handler does it.
         labels: The labels of a model's versions; None where paths have none.
         endpoints: The routes' calls; by default the table of operations.
-
-    Attributes:
-        further: Answers unknown paths in place of `unmatched`; None for none.
     """
 
     def __init__(
@@ -116,7 +110,7 @@ class RouteTable:
         guard: AccessGuard = UNGUARDED,
         refusals: RefusalLog | None = None,
         cors: CrossOriginInference | None = None,
-        unmatched: Reply = NOT_FOUND,
+        unmatched: Handler = respond_not_found,
         reports: LoadReports | None = None,
         checks_origin: bool = True,
         labels: Callable[[str], Mapping[str, int]] | None = None,
@@ -141,7 +135,6 @@ class RouteTable:
         self._refusals = refusals
         self._cors = cors
         self._unmatched = unmatched
-        self.further: Handler | None = None
         self._reports = reports
 
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
@@ -155,7 +148,7 @@ class RouteTable:
         else:
             labelled = self._match_label(path)
             if labelled is None:
-                return self._answer_unmatched(exchange)
+                return self._unmatched(exchange)
             target, groups = labelled
         inference = target.category == "inference"
         if inference and self._cors is not None and self._cors.answer(exchange):
@@ -191,12 +184,6 @@ class RouteTable:
             exchange.respond(*_unforeseen(exchange, error))
             return None
         return None if work is None else _answer(exchange, work)
-
-    def _answer_unmatched(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
-        if self.further is not None:
-            return self.further(exchange)
-        exchange.respond(*self._unmatched)
-        return None
 
     def _match_label(self, path: str) -> tuple[Route, dict[str, str]] | None:
         """The route and the groups of a path with a label as its version; None if the model has no labels."""

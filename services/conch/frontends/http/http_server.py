@@ -21,7 +21,7 @@ from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RefusalLog, RouteTable, respond_not_found, route
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.json_body import error_reply
-from conch.frontends.http.route_provider import RestApi
+from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.load_reports import LoadReports
@@ -115,13 +115,11 @@ class HttpFrontEnd:
         ]
         refusals = RefusalLog(core, clock)
         cors = CrossOriginInference(options.cors_origins) if options.cors_origins else None
-        table = RouteTable(routes, guard, refusals, cors, reports=reports, labels=core.registry.labels)
-        self._handler: Handler = table
         api = RestApi(
             core,
             services,
             self._pools,
-            table,
+            self._rest,
             infer,
             guard,
             refusals,
@@ -134,11 +132,15 @@ class HttpFrontEnd:
             unmatched=respond_not_found,
         )
         for provider in reversed(options.further):
-            table.further = provider.bind(api)
-            api = replace(api, unmatched=table.further)
-        if platform is not None:
-            self._handler = platform.bind(api)
+            api = replace(api, unmatched=provider.bind(api))
+        self._table = RouteTable(
+            routes, guard, refusals, cors, api.unmatched, reports, labels=core.registry.labels
+        )
+        self._handler: Handler = self._table if platform is None else platform.bind(api)
         self._listener: PortListener | None = None
+
+    def _rest(self, exchange: HttpExchange) -> Answering:
+        return self._table(exchange)
 
     def check(self) -> None:
         """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # settings name providers, and import little
     from conch.frontends.http.http_connection import Handler
     from conch.frontends.http.http_exchange import HttpExchange, Reply
     from conch.frontends.http.http_pools import Pools
-    from conch.frontends.http.http_routing import RefusalLog, RouteTable
+    from conch.frontends.http.http_routing import RefusalLog
     from conch.frontends.http.infer.infer_route import InferRoute
     from conch.frontends.operations.operation_handlers import Services
 
@@ -42,7 +42,7 @@ class RestApi:
         core: The models and the state of the server.
         services: The state that operations use besides.
         pools: Thread pools for slow work.
-        table: All routes.
+        rest: Answers a request by the table of all routes.
         infer: The infer route, for models whose identifiers are no paths.
         guard: Checks the callers of the port.
         refusals: Logs refused inference requests.
@@ -58,7 +58,7 @@ class RestApi:
     core: ServerState
     services: Services
     pools: Pools
-    table: RouteTable
+    rest: Handler
     infer: InferRoute
     guard: AccessGuard
     refusals: RefusalLog
@@ -75,7 +75,7 @@ class RestApi:
         exchange.path = path
         if method:
             exchange.method = method
-        return self.table(exchange)
+        return self.rest(exchange)
 
 
 class RouteProvider(ABC):
