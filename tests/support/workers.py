@@ -287,7 +287,7 @@ class SlowClient(Answers, Reader):
         super().__init__()
         self._lock = threading.Lock()
         self._has_read = False
-        self._held_back: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
 
     def request(self, request_id: str = "", /, **arrays: Array) -> InferenceRequest:
         """A request of this client."""
@@ -297,16 +297,16 @@ class SlowClient(Answers, Reader):
         return request
 
     @property
-    def behind(self) -> bool:
-        """See `Reader.behind`."""
+    def backpressure(self) -> bool:
+        """See `Reader.backpressure`."""
         return not self._has_read
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self.behind
+            waits = self.backpressure
             if waits:
-                self._held_back.append(work)
+                self._deferred.append(work)
         if not waits:
             work()
 
@@ -314,5 +314,5 @@ class SlowClient(Answers, Reader):
         """Reads all, also what comes later."""
         with self._lock:
             self._has_read = True
-        for work in self._held_back:
+        for work in self._deferred:
             work()

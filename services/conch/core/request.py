@@ -64,20 +64,20 @@ class Reader(Protocol):
     """
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the client has so much left to read that the model should wait."""
 
-    def when_read(self, work: Callable[[], object]) -> None:
+    def when_writable(self, work: Callable[[], object]) -> None:
         """Calls `work` once: now unless the client is behind, else when it has caught up or has left.
 
         `work` returns at once, on any thread.
         """
 
-    def wait_for_reader(self) -> None:
+    def wait_until_writable(self) -> None:
         """Blocks while the client is behind."""
-        if self.behind:
+        if self.backpressure:
             read = threading.Event()
-            self.when_read(read.set)
+            self.when_writable(read.set)
             read.wait()
 
 
@@ -400,24 +400,24 @@ class InferenceRequest:
         self._responder(self, response, final)
 
     @property
-    def behind(self) -> bool:
-        """See `Reader.behind`."""
+    def backpressure(self) -> bool:
+        """See `Reader.backpressure`."""
         reader = getattr(self, "reader", None)
-        return reader is not None and reader.behind
+        return reader is not None and reader.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         reader = getattr(self, "reader", None)
         if reader is None:
             work()
         else:
-            reader.when_read(work)
+            reader.when_writable(work)
 
-    def wait_for_reader(self) -> None:
-        """See `Reader.wait_for_reader`; for models after each response but the last."""
+    def wait_until_writable(self) -> None:
+        """See `Reader.wait_until_writable`; for models after each response but the last."""
         reader = getattr(self, "reader", None)
         if reader is not None:
-            reader.wait_for_reader()
+            reader.wait_until_writable()
 
     @property
     def outermost(self) -> InferenceRequest:

@@ -226,7 +226,7 @@ class Pool:
         self._next = number % (RETURNED - 1) + 1
         return number
 
-    def pass_on(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock | None:
+    def lend_foreign_block(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock | None:
         """Lends a third process's block, which has the tensors `kept` of a message; None with too many."""
         with self._lock:
             passed = self._passed_of.get(id(block))

@@ -827,7 +827,7 @@ class MessageStream:
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:
                 mappings = self.mappings if returned else None
-                stays = {**described, **self._pass_on(payload, lists, passing)}
+                stays = {**described, **self._lend_foreign_blocks(payload, lists, passing)}
                 take = partial(self.pool.take, owner=owner)
                 _pack_block(payload, lists, layouts, size, take, stays, mappings)
                 return payload
@@ -849,7 +849,7 @@ class MessageStream:
             raise
         return payload
 
-    def _pass_on(
+    def _lend_foreign_blocks(
         self, payload: Payload, lists: Sequence[Collection[Tensor]], passing: type[BlockTensor] | None
     ) -> dict[int, Place]:
         """Lends blocks that have enough of the tensors; returns the places of those, by identity."""
@@ -857,7 +857,7 @@ class MessageStream:
         for block, tensors in _blocks_of(lists, passing).items():
             if sum(tensor.nbytes for tensor, _ in tensors) <= MOST_INLINE:
                 continue  # to copy them costs less
-            passed = self.pool.pass_on(block, [tensor for tensor, _ in tensors])
+            passed = self.pool.lend_foreign_block(block, [tensor for tensor, _ in tensors])
             if passed is None:
                 continue
             if not passed.sent and not self._introduce(passed, block):

@@ -213,7 +213,7 @@ class Flow:
         """Starts with the inputs of the request."""
         for name in self._plan.inputs:
             self._settle(self._top, name, inputs.get(name), self._correlation)
-        self._leave(self._top)
+        self._end_work_in(self._top)
         self._conclude()
 
     def respond(
@@ -247,7 +247,7 @@ class Flow:
             else:
                 self._settle_all(run, run._iteration, made, correlation)
         if final:
-            self._leave(run._iteration)
+            self._end_work_in(run._iteration)
         self._conclude()
 
     def drop(self, run: Run) -> None:
@@ -276,7 +276,7 @@ class Flow:
         self._inflight[step] = self._inflight.get(step, 0) + 1
         iteration = _Iteration(step, run._iteration, len(self._selection.outputs))
         self._settle_all(run, iteration, answer.outputs, answer.correlation)
-        self._leave(iteration)
+        self._end_work_in(iteration)
 
     def _settle_all(
         self, run: Run, iteration: _Iteration, made: dict[str, Tensor], correlation: Correlation
@@ -340,7 +340,7 @@ class Flow:
         if not iteration.uses[name]:
             del iteration.held[name], iteration.uses[name]
 
-    def _leave(self, iteration: _Iteration) -> None:
+    def _end_work_in(self, iteration: _Iteration) -> None:
         """Ends some work in an iteration; ends the iteration, and those above, if it was the last."""
         current: _Iteration | None = iteration
         while current is not None:

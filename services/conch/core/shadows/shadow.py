@@ -311,14 +311,14 @@ class Shadow:
             pair.answered = True
             sequence = pair.sequence
             if sequence is None:
-                self._pass_on(pair)
+                self._submit_pair(pair)
                 return
             while sequence.waiting and sequence.waiting[0].answered:
-                self._pass_on(sequence.waiting.popleft())
+                self._submit_pair(sequence.waiting.popleft())
 
     # --- with the lock held
 
-    def _pass_on(self, pair: ShadowPair) -> None:
+    def _submit_pair(self, pair: ShadowPair) -> None:
         sequence = pair.sequence
         if pair.refused and sequence is not None:
             self._break(pair.copy.correlation_id, sequence)

@@ -44,7 +44,7 @@ class HostedRequest(InferenceRequest):
         granted: Response units that the server has granted; changed by the thread that reads.
         spent: Units used, which the last response may overdraw; changed by the sending thread.
         gone: True once its last response was sent, or the server has forgotten it.
-        waiting: Function for `when_read` to call.
+        waiting: Function for `when_writable` to call.
         area: Its inputs where a library reads them by their addresses; None if `inputs` has them.
     """
 
@@ -58,24 +58,24 @@ class HostedRequest(InferenceRequest):
     waiting: list[Callable[[], object]] | None
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the next response has to wait until the server grants units for it."""
         return self.granted <= self.spent and not self.gone
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         if self.waiting is None:
             self.waiting = []
         self.waiting.append(work)
-        if not self.behind:
+        if not self.backpressure:
             self.granted_more()
 
-    def wait_for_reader(self) -> None:
+    def wait_until_writable(self) -> None:
         """Returns at once: the next response waits."""
 
     def granted_more(self) -> None:
         """Calls what waits for units, unless there are none; any thread."""
-        while self.waiting and not self.behind:
+        while self.waiting and not self.backpressure:
             try:
                 work = self.waiting.pop()
             except IndexError:

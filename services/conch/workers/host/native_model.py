@@ -425,7 +425,7 @@ class NativeModel:
             return
         nbytes = 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)
         with self._waiting:
-            if not opened.waiting and not request.behind:
+            if not opened.waiting and not request.backpressure:
                 _send_now(request, response, final)
                 return
             if self._waiting_bytes + nbytes > MOST_WAITING:
@@ -435,19 +435,19 @@ class NativeModel:
             opened.waiting.append((response, final, nbytes))
             self._waiting_bytes += nbytes
         if first:
-            request.when_read(opened.send_waiting(self._send_waiting))
+            request.when_writable(opened.send_waiting(self._send_waiting))
 
     def _send_waiting(self, opened: _OpenRequest) -> None:
         """Sends what has waited, as far as the server has granted units; any thread."""
         request = opened.request
         with self._waiting:
-            while opened.waiting and not request.behind:
+            while opened.waiting and not request.backpressure:
                 response, final, nbytes = opened.waiting.popleft()
                 self._waiting_bytes -= nbytes
                 _send_now(request, response, final)
             left = bool(opened.waiting)
         if left:
-            request.when_read(opened.send_waiting(self._send_waiting))
+            request.when_writable(opened.send_waiting(self._send_waiting))
 
     def _give_up(self, opened: _OpenRequest) -> None:
         """Ends a request whose client is too slow, with the lock."""

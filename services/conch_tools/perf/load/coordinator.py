@@ -197,7 +197,7 @@ class _Collector:
                 for end in ends:
                     assert isinstance(end, Connection), "it is one of ours"
                     self._receive(self._running[end])
-                self._pass_on()
+                self._report_whole_seconds()
             except KeyboardInterrupt:
                 if self._interrupted:  # the second one
                     self._give_up()
@@ -244,7 +244,7 @@ class _Collector:
             known.add(found)
         child.whole = found.second + 1
 
-    def _pass_on(self) -> None:
+    def _report_whole_seconds(self) -> None:
         """Passes on the seconds that are whole now."""
         whole = min((child.whole for child in self._running.values()), default=self._plan.seconds)
         if whole <= self._whole:

@@ -441,7 +441,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
             for _ in range(300):
                 request.respond(response, False)
                 most = max(most, running.link.channel.backlog_bytes)
-                request.wait_for_reader()
+                request.wait_until_writable()
             request.respond(None, True)
 
     body = """

@@ -43,7 +43,7 @@ from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
 from conch.core.servable import InlineClaim, Servable
-from conch.ipc.loop import expect_wait
+from conch.ipc.loop import yield_loop
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +366,7 @@ class WaitingCall(Call):
         try:
             if wait is None:
                 if self._answers.empty():
-                    expect_wait()  # a loop that runs this model may have to receive the response
+                    yield_loop()  # a loop that runs this model may have to receive the response
                 return self._answers.get(timeout=timeout_s)
             # In a worker: the waiting thread also reads the connection, which saves a thread switch.
             wait(self._has_answer, timeout_s)

@@ -624,14 +624,14 @@ class StreamCall(Call, Reader):
             self.connection.loop.call_soon(self._send)
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the client has too many bytes to read."""
-        return self._backlog.behind
+        return self._backlog.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self._backlog.hold_back(work)
+            waits = self._backlog.defer_until_writable(work)
         if not waits:
             work()
 

@@ -206,7 +206,7 @@ class GrpcConnection:
             self._gone_away = True
             self.loop.flush_later(self)
 
-    def _leave(self) -> None:
+    def _await_close(self) -> None:
         """Lets the client, which may still work on answers, close the connection; ends it if not."""
         if not self._leaving or not self.answers:
             self._linger()
@@ -257,7 +257,7 @@ class GrpcConnection:
         self._http2.ping(payload)
         self.loop.flush_later(self)
 
-    def calm(self, text: str) -> None:
+    def enhance_your_calm(self, text: str) -> None:
         """Closes the connection with ENHANCE_YOUR_CALM, for too many pings."""
         if not self._http2.closed:
             self._port.closed["pings"] += 1
@@ -728,7 +728,7 @@ class GrpcConnection:
         if http2.queued_bytes:
             self._watch_progress()
         elif self._gone_away and not self._calls and not http2.open_streams:
-            self._leave()
+            self._await_close()
 
     def _note_sent(self, event: WindowOpened) -> None:
         self.answers += 1

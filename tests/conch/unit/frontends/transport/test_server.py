@@ -96,7 +96,7 @@ class Site:
             for _ in range(256):
                 call.write(BLOCK)
                 self.written += len(BLOCK)
-                call.wait_for_reader()
+                call.wait_until_writable()
             call.close()
 
         def take(message: Any) -> None:
@@ -265,7 +265,7 @@ def test_a_stream_whose_client_cancels(site: Site) -> None:
 def test_a_slow_reader_holds_its_writer(site: Site) -> None:
     call = site.channel.stream_stream("/t.T/Flood")(iter([b"go"]), timeout=10 * WAIT_S)
     assert next(call) == BLOCK
-    eventually(lambda: site.flooded and site.flooded.behind, "the writer waits")
+    eventually(lambda: site.flooded and site.flooded.backpressure, "the writer waits")
     assert site.written < 200 << 20
     assert sum(1 for _ in call) == 255
     assert site.written == 256 << 20
