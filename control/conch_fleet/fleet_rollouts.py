@@ -152,7 +152,7 @@ class FleetRollouts(RolloutCalls):
                     )
                     continue
                 shown.setdefault(report.model, []).append(saved)
-        kept = self.loop.kept
+        kept = self.loop.saved
         self.loop.adopt(
             {
                 model: found
@@ -160,7 +160,7 @@ class FleetRollouts(RolloutCalls):
                 if (found := resumed(kept.get(model), saved)) is not None
             }
         )
-        for model, saved in list(self.loop.kept.items()):
+        for model, saved in list(self.loop.saved.items()):
             if saved.declaration is not None:
                 try:
                     self._take_files(model)

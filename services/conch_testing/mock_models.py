@@ -56,7 +56,7 @@ class MockModel:
         return 0
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Always 0: it has no sequences."""
         return 0
 

@@ -205,13 +205,13 @@ class _Pins:
 
     by_calls: set[str] = field(default_factory=set)
     by_configs: set[str] = field(default_factory=set)
-    held: dict[str, set[str]] = field(default_factory=dict)
+    holders: dict[str, set[str]] = field(default_factory=dict)
 
     def reason(self, name: str) -> str:
         """Reason for which a model stays in memory, for an error; empty if nothing holds it."""
         if name in self.by_calls or name in self.by_configs:
             return "pinned"
-        return ", ".join(sorted(self.held.get(name, ())))
+        return ", ".join(sorted(self.holders.get(name, ())))
 
 
 class Residency:
@@ -475,16 +475,16 @@ class Residency:
             reason: A few words for the error of a load that finds no room, such as ``rollout``.
         """
         with self._lock:
-            self._pins.held.setdefault(name, set()).add(reason)
+            self._pins.holders.setdefault(name, set()).add(reason)
             self._pin()
 
     def release(self, name: str, reason: str) -> None:
         """Ends `hold`; without effect if there is none."""
         with self._lock:
-            reasons = self._pins.held.get(name, set())
+            reasons = self._pins.holders.get(name, set())
             reasons.discard(reason)
             if not reasons:
-                self._pins.held.pop(name, None)
+                self._pins.holders.pop(name, None)
             self._pin()
             self._wake()
 
@@ -1024,7 +1024,7 @@ class Residency:
             self._wake()
 
     def _pin(self) -> None:
-        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.held.keys()
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.holders.keys()
 
     def _unpin(self, name: str) -> None:
         with self._lock:
@@ -1035,7 +1035,7 @@ class Residency:
 
 def _is_busy(model: Servable) -> bool:
     gauges = model.statistics.gauges()
-    return bool(gauges.pending or gauges.running or model.pending or model.held)
+    return bool(gauges.pending or gauges.running or model.pending or model.live_sequences)
 
 
 def _uses_of(models: Iterable[Servable]) -> int:

@@ -230,7 +230,7 @@ def check_declaration(content: object, place: str) -> tuple[Declaration, list[Pr
     return Declaration(labels, rollout), problems
 
 
-def declaration_doubts(
+def declaration_warnings(
     declaration: Declaration, place: str, versions: Collection[int], group: Mapping[str, Rollout]
 ) -> Iterator[Problem]:
     """Warnings about settings that are allowed, and probably mistakes.

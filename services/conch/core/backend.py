@@ -255,7 +255,7 @@ class Backend(ABC):
             ConchError: The version can't be loaded; the text says why.
         """
 
-    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
         """Warnings about a load that will probably fail on this machine; runs no code of the model."""
         return ()
 

@@ -275,7 +275,7 @@ class InferenceRequest:
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: True if the last response has been given, also while the request waits to run again.
         failed: True if a model itself has answered with an error.
-        kept: A backend's state of a rescheduled request until it runs again; unset before.
+        backend_state: A backend's state of a rescheduled request until it runs again; unset before.
         reader: Bounds the responses that a client has yet to read, if the model is decoupled; unset for no
             bound. The front end sets it, or the request that this one is a part of.
         responses_wait: True if responses may be held before they are sent, so that arrays which the model
@@ -295,6 +295,7 @@ class InferenceRequest:
 
     __slots__ = (
         "_responder",
+        "backend_state",
         "batch_key",
         "batch_size",
         "cancelled",
@@ -308,7 +309,6 @@ class InferenceRequest:
         "failed",
         "id",
         "inputs",
-        "kept",
         "model",
         "model_name",
         "model_version",
@@ -334,7 +334,7 @@ class InferenceRequest:
     )
 
     depth: int
-    kept: object
+    backend_state: object
     output_start_ns: int
     reader: Reader
     side: tuple[int, str, int]

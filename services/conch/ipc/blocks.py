@@ -97,17 +97,17 @@ class PassedBlock:
         reference: The block.
         sent: True if the receiver has its descriptor.
         holds: Messages that lend it.
-        kept: Their tensors, while there are any: so the block is not returned to its maker.
+        tensors: Their tensors, while there are any: so the block is not returned to its maker.
     """
 
-    __slots__ = ("holds", "kept", "number", "reference", "sent")
+    __slots__ = ("holds", "number", "reference", "sent", "tensors")
 
     def __init__(self, number: int, reference: weakref.ref[MappedBlock]) -> None:
         self.number = number
         self.reference = reference
         self.sent = False
         self.holds = 0
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def end_hold(self) -> None:
         """Ends a hold.
@@ -119,7 +119,7 @@ class PassedBlock:
             raise WireError(f"block {self.number} is given back, but is not lent")
         self.holds -= 1
         if not self.holds:
-            self.kept = []
+            self.tensors = []
 
 
 class Block:
@@ -237,7 +237,7 @@ class Pool:
                 passed = PassedBlock(number, weakref.ref(block, partial(self._freed, id(block))))
                 self._passed[number] = self._passed_of[id(block)] = passed
             passed.holds += 1
-            passed.kept += kept
+            passed.tensors += kept
             return passed
 
     def _freed(self, key: int, reference: weakref.ref[MappedBlock]) -> None:

@@ -328,12 +328,12 @@ class Payload:
         data: Bytes of small tensors.
         block: The block of large ones, or None.
         bytes_copied: Bytes copied into that block.
-        kept: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
+        lent_tensors: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
         passed: Blocks of third processes.
         lent: Numbers that the receiver returns after it has used tensors on GPUs.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "fields", "kept", "lent", "passed", "texts")
+    __slots__ = ("block", "bytes_copied", "data", "fields", "lent", "lent_tensors", "passed", "texts")
 
     def __init__(self) -> None:
         self.fields = b""
@@ -341,7 +341,7 @@ class Payload:
         self.data: list[Buffer] = []
         self.block: Block | None = None
         self.bytes_copied = 0
-        self.kept: list[Tensor] = []
+        self.lent_tensors: list[Tensor] = []
         self.passed: list[PassedBlock] = []
         self.lent: list[int] = []
 
@@ -439,7 +439,7 @@ def _pack_block(
     for tensor in itertools.chain.from_iterable(lists):
         place = stays.get(id(tensor))
         if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
-            payload.kept.append(tensor)
+            payload.lent_tensors.append(tensor)
             stays[id(tensor)] = place
         size -= 0 if place is None else place.nbytes
     block: Block | None = None

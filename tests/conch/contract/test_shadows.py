@@ -385,7 +385,7 @@ def test_a_sequence_that_can_not_be_copied_any_more_ends(site: Site, shadows: Sh
     opened(site, shadows, "sums", inflight=0)
     assert turn(1.0) == 2
     held = site.registry.entries["sums"].ready[2]
-    eventually(lambda: not held.held, "the candidate's sequence ends")
+    eventually(lambda: not held.live_sequences, "the candidate's sequence ends")
     assert turn(1.0, sequence_end=True) == 3
     assert (shadow.counts().requests, shadow.report.mismatches) == (1, 0)
 

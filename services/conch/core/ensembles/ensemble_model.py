@@ -116,7 +116,7 @@ class EnsembleModel:
         return False
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """None: sequences live in its models."""
         return 0
 

@@ -132,19 +132,19 @@ class _Iteration:
     Attributes:
         maker: Number of the decoupled step that made it; -1 for the request's.
         above: The iteration in which that step ran.
-        held: Tensors, None for absent ones, with their sequences, until their last use.
+        tensors: Tensors, None for absent ones, with their sequences, until their last use.
         uses: Remaining uses of each tensor.
         awaited: Missing tensors of steps that have some, by step number.
         unset: Number of outputs not settled.
         busy: Number of runs, iterations below, and responses waiting to open one.
     """
 
-    __slots__ = ("above", "awaited", "busy", "held", "maker", "unset", "uses")
+    __slots__ = ("above", "awaited", "busy", "maker", "tensors", "unset", "uses")
 
     def __init__(self, maker: int, above: _Iteration | None, unset: int) -> None:
         self.maker = maker
         self.above = above
-        self.held: dict[str, tuple[Tensor | None, Correlation]] = {}
+        self.tensors: dict[str, tuple[Tensor | None, Correlation]] = {}
         self.uses: dict[str, int] = {}
         self.awaited: dict[int, int] = {}
         self.unset = unset
@@ -199,9 +199,9 @@ class Flow:
         return self._inflight
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Number of the request's own tensors, and of responses that wait, which are held."""
-        return len(self._top.held) + sum(map(len, self._waiting.values()))
+        return len(self._top.tensors) + sum(map(len, self._waiting.values()))
 
     def take(self) -> tuple[list[Run], list[Answer]]:
         """Takes the steps to run and the answers to send since the last call."""
@@ -292,7 +292,7 @@ class Flow:
         uses = selection.uses.get(name)
         if not uses:
             return
-        iteration.held[name] = tensor, correlation
+        iteration.tensors[name] = tensor, correlation
         iteration.uses[name] = uses
         consumers = selection.consumers.get(name, ())
         for step in consumers:
@@ -309,7 +309,7 @@ class Flow:
         inputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name, source in step.inputs:
-            tensor, own = iteration.held[source]
+            tensor, own = iteration.tensors[source]
             if tensor is not None:
                 inputs[name] = tensor
             if own != self._correlation:
@@ -325,7 +325,7 @@ class Flow:
         outputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name in self._selection.outputs:
-            tensor, own = iteration.held[name]
+            tensor, own = iteration.tensors[name]
             if tensor is not None:
                 outputs[name] = tensor
             if own != self._correlation:
@@ -338,7 +338,7 @@ class Flow:
         """Counts a use of a tensor, and drops it after the last one."""
         iteration.uses[name] -= 1
         if not iteration.uses[name]:
-            del iteration.held[name], iteration.uses[name]
+            del iteration.tensors[name], iteration.uses[name]
 
     def _end_work_in(self, iteration: _Iteration) -> None:
         """Ends some work in an iteration; ends the iteration, and those above, if it was the last."""
@@ -382,9 +382,9 @@ class Flow:
         self.over = True
         self._waiting.clear()
         # Runs in flight keep their iterations, whose tensors have no more use.
-        self._top.held.clear()
+        self._top.tensors.clear()
         for run in self._running:
             iteration: _Iteration | None = run._iteration
             while iteration is not None:
-                iteration.held.clear()
+                iteration.tensors.clear()
                 iteration = iteration.above

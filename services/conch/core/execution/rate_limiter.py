@@ -85,7 +85,7 @@ class RateLimiter:
             return dict(self._resources.capacity)
 
     @property
-    def held(self) -> int:
+    def units_in_use(self) -> int:
         """Units of all resources that are held."""
         with self._lock:
             return sum(self._resources.used.values())

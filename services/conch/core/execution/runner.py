@@ -200,9 +200,9 @@ class Runner(RunnerBase):
             return self.scheduler.pending
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences."""
-        return self.scheduler.held
+        return self.scheduler.live_sequences
 
     @property
     def fast(self) -> bool:
@@ -361,7 +361,7 @@ class Runner(RunnerBase):
                 batch = self._take(now, True, True)
                 if batch is not None:
                     return batch
-                if self.closing.begun and not (self.scheduler.pending or self.scheduler.held):
+                if self.closing.begun and not (self.scheduler.pending or self.scheduler.live_sequences):
                     self.closing.check()
                     return None
                 self.threads.sleep(woken, now, self._later_ns)

@@ -164,6 +164,6 @@ class Scheduler(ABC):
         """Ends a live sequence without a further request, if there is one."""
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences; a close waits for them."""
         return 0

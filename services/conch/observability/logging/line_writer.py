@@ -91,7 +91,7 @@ class LineWriter(Generic[T]):
         # Both are reentrant: signal handlers and finalizers log too.
         self._queue: queue.SimpleQueue[tuple[T, int] | _Nudge] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards the counts
-        self._held = 0
+        self._queued_bytes = 0
         self._dropped = 0
         self._reopen = False
         self._closing = False
@@ -114,10 +114,10 @@ class LineWriter(Generic[T]):
         with self._lock:
             if self._closing:
                 return
-            if self._held and self._held + size > self._capacity:
+            if self._queued_bytes and self._queued_bytes + size > self._capacity:
                 self._dropped += 1
                 return
-            self._held += size
+            self._queued_bytes += size
         self._queue.put((item, size))
 
     def nudge(self) -> None:
@@ -163,7 +163,7 @@ class LineWriter(Generic[T]):
             items += self._source.due(None if self._closing else self._clock())
             self._write(items)
             with self._lock:
-                self._held -= size
+                self._queued_bytes -= size
                 ended = self._closing and self._queue.empty()
             for nudge in nudges:
                 nudge.done.set()

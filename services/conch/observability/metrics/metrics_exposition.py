@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.custom_metrics import family_names
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.model_metrics import ModelMetrics
-from conch.observability.metrics.sample_text import Family
 
 log = logging.getLogger(__name__)
 

@@ -168,7 +168,7 @@ class OutcomeHandler:
             if each & RESCHEDULED and not request.filler:
                 number = sent.number_at(index)
                 request.rescheduled = True
-                request.kept = KeptRequest(table, number)
+                request.backend_state = KeptRequest(table, number)
                 table.rescheduled.add(number)
         return left
 

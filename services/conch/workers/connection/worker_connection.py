@@ -200,9 +200,9 @@ class WorkerConnection:
         """Batches and open requests in the worker, oldest first; after its loss, those it had."""
         return self.table.in_flight()
 
-    def kept(self, batch: Batch) -> list[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> list[OpenRequest]:
         """The open requests of a batch that is done."""
-        return self.table.kept(batch)
+        return self.table.open_requests_of(batch)
 
     def tidy(self) -> None:
         """Returns idle memory on both sides; called periodically, never blocks."""
@@ -228,7 +228,7 @@ class WorkerConnection:
                 lists.append(request.inputs.values())
             payload = self.stream.pack(lists, True, passing=StableTensor)
             batch.bytes_copied += payload.bytes_copied
-            again = sent.again
+            again = sent.former_numbers
             fields, texts = encode_requests(
                 requests,
                 batch.size,

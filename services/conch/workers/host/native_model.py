@@ -333,7 +333,7 @@ class NativeModel:
             return
         opened.inputs = opened.request.area = None
         opened.released = True
-        if event.again:
+        if event.runs_again:
             if not self.decoupled or batch is None:  # else its responses may come at any time
                 self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:

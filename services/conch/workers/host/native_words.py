@@ -99,10 +99,10 @@ class SmallResponse(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The backend has done with a request; `again` if the request is to run again."""
+    """The backend has done with a request; `runs_again` if it is to run again."""
 
     number: int
-    again: bool
+    runs_again: bool
 
 
 class State(NamedTuple):

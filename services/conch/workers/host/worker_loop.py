@@ -401,7 +401,7 @@ class Host:
         request = self._open_requests.get(subject)
         if request is not None:
             request.completed = True
-            request.kept = None
+            request.backend_state = None
             self._open_requests.remove(request)
             if self._native is not None:
                 self._native.forget_waiting(request)

@@ -89,7 +89,7 @@ class Supervisor:
         with self._group.lock:
             if self.link is not None or self._group.hopeless or self._closed:
                 return False
-            self._member.again.append(again)
+            self._member.on_available.append(again)
             return True
 
     def refusal(self) -> UnavailableError:
@@ -162,7 +162,7 @@ class Supervisor:
             self._policy.served(self._monitor.clock())
             self._member.check = worker.link.readiness
             self.link = worker.link
-            again, self._member.again = self._member.again, []
+            again, self._member.on_available = self._member.on_available, []
             lost = worker.over
         self._tidy_later(worker.link)
         self._group.changed()

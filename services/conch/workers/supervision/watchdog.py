@@ -95,7 +95,7 @@ class ExecutingConnection(Protocol):
     def lost(self) -> bool:
         """True once the worker is lost."""
 
-    def kept(self, batch: Batch) -> Sequence[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> Sequence[OpenRequest]:
         """Open requests of a batch that is done."""
 
 
@@ -171,7 +171,7 @@ class _Watched:
         self._link = link
         self._done = done
         self._error = error
-        self._left: set[int] = set()
+        self._unfinished: set[int] = set()
         self._number = hangs.begin()
 
     def __call__(self, batch: Batch, outcome: Outcome) -> None:
@@ -179,18 +179,18 @@ class _Watched:
         link = self._link
         if isinstance(outcome, BaseException):
             outcome = self._error(self._number) or outcome
-        elif link.concurrent and (kept := link.kept(batch)):
-            self._left.update(entry.number for entry in kept)
+        elif link.concurrent and (kept := link.open_requests_of(batch)):
+            self._unfinished.update(entry.number for entry in kept)
             for entry in kept:
                 entry.watched = self
-        if not self._left or link.lost:
+        if not self._unfinished or link.lost:
             self._hangs.end(self._number)
         self._done(batch, outcome)
 
     def ended(self, entry: OpenRequest) -> None:
         """See `Watch`."""
-        self._left.discard(entry.number)
-        if not self._left:
+        self._unfinished.discard(entry.number)
+        if not self._unfinished:
             self._hangs.end(self._number)
 
     def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:

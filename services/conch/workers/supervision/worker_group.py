@@ -39,7 +39,7 @@ class Member:
         policy: Its restart policy; changed under the group's lock.
         passive: It takes no requests and does not count.
         check: The worker's own readiness, or None.
-        again: Callbacks for when it accepts batches.
+        on_available: Callbacks for when it accepts batches.
         tell: Called with the instance's readiness after possible changes.
     """
 
@@ -47,7 +47,7 @@ class Member:
     passive: bool
     tell: Callable[[Readiness | None], None]
     check: Readiness | None = None
-    again: list[OnAvailable] = field(default_factory=list)
+    on_available: list[OnAvailable] = field(default_factory=list)
 
 
 class WorkerGroup:
@@ -90,8 +90,8 @@ class WorkerGroup:
             for member in self._members:
                 member.tell(member.check if ready else NOT_READY)
             told = self._members if self._hopeless else ()
-            again = [call for member in told for call in member.again]
+            again = [call for member in told for call in member.on_available]
             for member in told:
-                member.again = []
+                member.on_available = []
         for call in again:
             call()

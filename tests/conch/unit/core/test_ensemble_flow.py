@@ -155,7 +155,7 @@ class Driver:
     def check_nothing_left(self) -> None:
         assert not self.open
         assert self.flow.drained
-        assert not self.flow.held
+        assert not self.flow.held_count
 
 
 def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bool]]:

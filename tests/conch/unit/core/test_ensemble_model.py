@@ -44,7 +44,7 @@ class Direct:
         self.statistics = ModelStatistics()
         self.version_text = "1"
         self.pending = 0
-        self.held = 0
+        self.live_sequences = 0
         self.readiness = ()
         self.workers = ()
         self.notes = ()

@@ -235,13 +235,13 @@ def test_resources_of_instances_that_come_and_go() -> None:
         model.submit(make_request(answers))
     gate.wait_entered()
     resize(model, 3).finish()
-    assert limiter.held == 1
+    assert limiter.units_in_use == 1
     resize(model, 1).finish()
     assert len(loaded.open) == 1
     for _ in range(3):
         gate.go.release()
     assert answers.wait(3)
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert model.close()
     assert limiter.capacity == {}
 
@@ -284,7 +284,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     going.finish()
     assert len(loaded.open) == 2
     assert model.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_numbers_are_never_used_again() -> None:
@@ -418,7 +418,7 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
     assert answers.wait(4 * requests + most)
     assert model.close(WAIT_S)
     assert answers.finals == 4 * requests + most
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert loaded.open == []
     assert loaded.closed == 1
 

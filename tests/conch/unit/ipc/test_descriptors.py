@@ -119,7 +119,7 @@ def test_without_descriptors_a_request_fails_and_the_worker_goes_on(
         for _ in range(3):
             assert outcome(running, how, size, batches) == ""
         assert running.process.poll() is None and not running.lost
-        assert not any(running.link.kept(batch) for batch in batches)
+        assert not any(running.link.open_requests_of(batch) for batch in batches)
 
 
 def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> None:

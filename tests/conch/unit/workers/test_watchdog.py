@@ -98,7 +98,7 @@ class _Link:
     def __init__(self) -> None:
         self.entries: list[OpenRequest] = []
 
-    def kept(self, batch: Batch) -> list[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> list[OpenRequest]:
         return self.entries
 
 

@@ -59,7 +59,7 @@ def test_who_waits_is_told_when_there_is_no_hope_left() -> None:
     first, second = (_Told(group, Phase.WAITING) for _ in range(2))
     told: list[int] = []
     for number, each in enumerate((first, second)):
-        each.member.again.append(partial(told.append, number))
+        each.member.on_available.append(partial(told.append, number))
     first.member.policy.wait_ns = QUIET_WAIT_NS + 1
     group.changed()
     assert (group.hopeless, told) == (False, [])

@@ -139,7 +139,7 @@ class Converter:
                 core = tensor._core
                 if core.name in wanted:
                     fits = (core.datatype, len(core.shape)) == expected.get(core.name)
-                    output = tensor._kept() if kept else core
+                    output = tensor._stable() if kept else core
                     outputs.append(output if fits else self._fitted(output))
                 else:
                     dropped = True

@@ -61,7 +61,7 @@ class Tensor:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         self._batch: Copies | None = None
 
-    def _kept(self) -> CoreTensor:
+    def _stable(self) -> CoreTensor:
         """The core tensor in memory that the model cannot write to: a copy, unless it is an unread input."""
         core = self._core
         return core if self._batch is not None else core.detached(core.name)

@@ -405,14 +405,14 @@ def _pause(requests: list[ReceivedRequest]) -> None:
     """Keeps the senders of rescheduled requests, which the model may go on using."""
     for request in requests:
         if request._core.rescheduled:
-            request._core.kept = request._sender
+            request._core.backend_state = request._sender
 
 
 def _resume(requests: list[ReceivedRequest]) -> None:
     """Restores the senders of rescheduled requests."""
     for request in requests:
-        request._sender = getattr(request._core, "kept", None)
-        request._core.kept = None
+        request._sender = getattr(request._core, "backend_state", None)
+        request._core.backend_state = None
 
 
 class AsyncPythonInstance(PythonInstance):

@@ -96,7 +96,7 @@ class SequenceBatcher(Scheduler):
         return [seats.free for seats in self._seats]
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences."""
         return self._table.live
 

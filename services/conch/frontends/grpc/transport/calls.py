@@ -204,7 +204,7 @@ class Call:
     @property
     def partial(self) -> int:
         """Bytes of the message that is being received."""
-        return 0 if self._reader is None else self._reader.held
+        return 0 if self._reader is None else self._reader.partial_bytes
 
     def room(self) -> memoryview | None:
         """Memory for the next bytes of a long message, see `MessageReader.room`."""

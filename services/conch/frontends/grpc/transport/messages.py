@@ -86,7 +86,7 @@ class MessageReader:
         return self._size < 0 and not self._parts
 
     @property
-    def held(self) -> int:
+    def partial_bytes(self) -> int:
         """Bytes of the message that has begun."""
         return len(self._parts) if self._buffer is None else self._filled
 
@@ -98,7 +98,7 @@ class MessageReader:
                 start = self._read_prefix(data, start, end)
                 if self._size < 0:
                     break
-            count = min(end - start, self._size - self.held)
+            count = min(end - start, self._size - self.partial_bytes)
             if self._buffer is None:
                 self._parts += data[start : start + count]
             else:
@@ -106,7 +106,7 @@ class MessageReader:
                 self._buffer[self._filled : self._filled + count] = memoryview(data)[start : start + count]
                 self._filled += count
             start += count
-            if self.held == self._size:
+            if self.partial_bytes == self._size:
                 messages.append(self._finish())
         return messages
 
