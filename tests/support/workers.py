@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from tests.support.core import WAIT_S, Answers, make_spec
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.bls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
@@ -160,10 +160,10 @@ class Begun:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[BatchOutcome] = []
         self._over = threading.Event()
 
-    def done(self, batch: Batch, outcome: Outcome) -> None:
+    def done(self, batch: Batch, outcome: BatchOutcome) -> None:
         assert batch is self.batch
         batch.settled = True  # as the runner does
         self.outcomes.append(outcome)

@@ -83,7 +83,7 @@ class Operation:
     changed: tuple[str, ...] = field(default=(), compare=False)
 
 
-class Outcome(Enum):
+class OperationOutcome(Enum):
     """Result of an operation."""
 
     DONE = "done"
@@ -160,7 +160,7 @@ def _same(found: FoundModel | None, done: FoundModel | _Unknown | None) -> bool:
 
 
 @dataclass
-class Plan:
+class PlannerPlan:
     """State machine, not thread-safe; acts after `settle_ns` without changes, on `most` models at once."""
 
     settle_ns: int
@@ -220,19 +220,21 @@ class Plan:
                 model.settled = True
         return self._start(now)
 
-    def finished(self, operation: Operation, outcome: Outcome, now: int) -> list[Operation]:
+    def finished(self, operation: Operation, outcome: OperationOutcome, now: int) -> list[Operation]:
         """Processes the end of an operation."""
         model = self._models[operation.name]
         model.in_progress = None
-        if outcome is Outcome.TRANSIENT or (outcome is Outcome.FAILED and operation.kind == "unload"):
+        if outcome is OperationOutcome.TRANSIENT or (
+            outcome is OperationOutcome.FAILED and operation.kind == "unload"
+        ):
             if not model.changed:  # else the new state is tried at once
                 model.failures += 1
                 model.retry_at = now + min(FIRST_RETRY_NS << min(model.failures - 1, 10), LAST_RETRY_NS)
             model.done = _UNKNOWN
         else:
             model.failures = model.retry_at = 0
-            model.failed = outcome is Outcome.FAILED
-            if operation.kind == "load" and outcome is Outcome.DONE:
+            model.failed = outcome is OperationOutcome.FAILED
+            if operation.kind == "load" and outcome is OperationOutcome.DONE:
                 self._retry_dependents(operation.name)
         return self._start(now)
 

@@ -83,7 +83,13 @@ from conch_control.residency.model_sizes import (
     read_parameters,
     worker_pids,
 )
-from conch_control.residency.residency_plan import Holding, HoldingState, Limits, Outcome, Plan
+from conch_control.residency.residency_plan import (
+    Holding,
+    HoldingState,
+    ResidencyLimits,
+    ResidencyOutcome,
+    ResidencyPlan,
+)
 from conch_control.residency.residency_state import ResidencyFile, SavedResidency
 from conch_control.residency.segments import Room
 
@@ -248,7 +254,9 @@ class Residency:
         gpu_budgets = tuple(own.gpu_memory[each] for each in self._gpus.devices)
         self._no_gpus = (0,) * len(gpu_budgets)
         self._budget = Room(own.budget(memory_bytes()), own.models or sys.maxsize, gpu_budgets)
-        self._plan = Plan(Limits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S)))
+        self._plan = ResidencyPlan(
+            ResidencyLimits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S))
+        )
         self._timeout_ns = round(own.cold_start_timeout_s * _S)
         self._lock = threading.Condition()
         self._catalogue = Catalogue()
@@ -804,14 +812,14 @@ class Residency:
                 sizes = wanted.prepared.sizes
                 needs = {each: sizes[each] for each in sizes if self._plan.holding(each) is None}
                 decision = self._plan.request(name, needs, sizes, now, usage.is_busy)
-                wanted.blocked = decision.outcome is Outcome.BLOCKED
+                wanted.blocked = decision.outcome is ResidencyOutcome.BLOCKED
                 victims += decision.victims
-                if decision.outcome is Outcome.GRANTED:
+                if decision.outcome is ResidencyOutcome.GRANTED:
                     wanted.busy = True
                     threads -= 1
                     self.statistics.queued(now - wanted.since_ns)
                     begin.append(partial(self._load, name, wanted, needs))
-                elif decision.outcome is Outcome.TOO_LARGE:
+                elif decision.outcome is ResidencyOutcome.TOO_LARGE:
                     ended.append((name, self._too_large(name, sizes)))
             self._warn_of_thrashing()
         self._evict(victims, "room")

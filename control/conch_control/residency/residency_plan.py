@@ -59,7 +59,7 @@ class HoldingState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResidencyLimits:
     """Limits of the models in memory, and times for which they stay.
 
     Attributes:
@@ -81,7 +81,7 @@ class Holding:
         parts: Models that it is composed of, directly or not.
         since_ns: Time of its load.
         used_ns: Time of its last use.
-        idle_ns: Its own `Limits.idle_ns`; None for the common one.
+        idle_ns: Its own `ResidencyLimits.idle_ns`; None for the common one.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Holding:
         return self.room.bytes
 
 
-class Outcome(Enum):
+class ResidencyOutcome(Enum):
     """Result of a request; the module has the table."""
 
     GRANTED = "granted"
@@ -111,7 +111,7 @@ class Outcome(Enum):
 class Decision:
     """Result of a request, with the holdings to be unloaded now, in order."""
 
-    outcome: Outcome
+    outcome: ResidencyOutcome
     victims: tuple[Holding, ...] = ()
 
 
@@ -159,7 +159,7 @@ class _Thrashing:
         return evicted == _THRASH_TIMES + 1 and len(times) - evicted > _THRASH_TIMES
 
 
-class Plan:
+class ResidencyPlan:
     """The residency of one server's models.
 
     Attributes:
@@ -168,7 +168,7 @@ class Plan:
         thrashing: Pairs of models that have begun to evict each other, for the log; taken by the caller.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ResidencyLimits) -> None:
         self.limits = limits
         self.pinned: set[str] = set()
         self.unexplained = Room()
@@ -231,25 +231,25 @@ class Plan:
         wanted = _Job(needs, frozenset({job, *keeps}))
         held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
         if not (wanted.room + held).within(self.limits.budget):
-            return Decision(Outcome.TOO_LARGE)
+            return Decision(ResidencyOutcome.TOO_LARGE)
         claimed = _sum(each.room for each in self._claims.values())
         free = self._free() - claimed
         if wanted.room.within(free):
             self._grant(job, wanted)
-            return Decision(Outcome.GRANTED)
+            return Decision(ResidencyOutcome.GRANTED)
         coming = free + self._coming(busy)
         victims: list[Holding] = []
         if not wanted.room.within(coming):
             found = self._victims(wanted.room - coming, wanted.keeps, now, busy, self._is_rare(job, now))
             if found is None:
-                return Decision(Outcome.BLOCKED)
+                return Decision(ResidencyOutcome.BLOCKED)
             victims = found
         self._claims[job] = wanted
         for victim in victims:
             self._unload(victim)
             if victim.name not in wanted.keeps and self._pairs.add(victim.name, job, now):
                 self.thrashing.append(frozenset({victim.name, job}))
-        return Decision(Outcome.WAITING, tuple(victims))
+        return Decision(ResidencyOutcome.WAITING, tuple(victims))
 
     def drop_claims(self) -> None:
         """Forgets all claims, before their loads are requested again."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from conch.core.errors import FailedPreconditionError
 from conch_control.rollout.rollout_file import Declaration, duration
 from conch_control.rollout.rollout_plan import RolloutPlan
-from conch_control.rollout.rollout_state import Action, Call, Progress, State
+from conch_control.rollout.rollout_state import Action, Progress, RolloutCommand, State
 
 _TESTED = frozenset({State.STEP, State.PAUSED})
 
@@ -89,13 +89,15 @@ class ManagedPlan(RolloutPlan):
             self._refuse_calls()
         return self._act(now)
 
-    def call(self, call: Call, now: int, weight: int | None = None, again: bool = False) -> list[Action]:
+    def call(
+        self, call: RolloutCommand, now: int, weight: int | None = None, again: bool = False
+    ) -> list[Action]:
         """Aborts on this server, which the manager follows on all.
 
         Raises:
             FailedPreconditionError: It is another call, or there is nothing to abort.
         """
-        if call is not Call.ABORT:
+        if call is not RolloutCommand.ABORT:
             self._refuse_calls()
         if self.given.state not in (*_TESTED, State.BAKING):
             self._fail(f"is {self.progress.state.value}; there is nothing to abort")

@@ -61,7 +61,7 @@ class OnInconclusive(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RolloutStep:
     """A step of a rollout.
 
     Attributes:
@@ -145,7 +145,7 @@ class Rollout:
     """
 
     candidate: int | str = NEWEST
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RolloutStep, ...] = ()
     sticky: tuple[str, ...] = ()
     match: tuple[str, ...] = ()
     group: str = ""
@@ -453,7 +453,7 @@ def _lowered(readers: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _steps(table: _Table) -> tuple[Step, ...]:
+def _steps(table: _Table) -> tuple[RolloutStep, ...]:
     given = table.read(
         "steps", list(DEFAULT_STEPS), _non_empty_list, f"must be a list of 1 to {_MOST_STEPS} steps"
     )
@@ -589,14 +589,14 @@ def _share(value: Any) -> int | None:
     return share if math.isclose(share, number * 100, abs_tol=1e-9) else None
 
 
-def _step(value: Any) -> Step | None:
+def _step(value: Any) -> RolloutStep | None:
     found = _STEP.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
     share, least_ns = _share(float(found["percent"])), _nanoseconds(found["duration"])
     if not share or least_ns is None:
         return None
-    return Step(0, share, least_ns) if found["shadow"] else Step(share, 0, least_ns)
+    return RolloutStep(0, share, least_ns) if found["shadow"] else RolloutStep(share, 0, least_ns)
 
 
 def _nanoseconds(value: Any) -> int | None:

@@ -28,10 +28,10 @@ from conch_control.rollout.rollout_plan import RolloutPlan
 from conch_control.rollout.rollout_state import (
     LIVE,
     Action,
-    Call,
     Progress,
     Publish,
     PublishLabels,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -225,7 +225,7 @@ class RolloutLoop:
         """Models with a declaration."""
         return self._models.keys()
 
-    def call(self, model: str, call: Call, weight: int | None = None, again: bool = False) -> None:
+    def call(self, model: str, call: RolloutCommand, weight: int | None = None, again: bool = False) -> None:
         """Carries out an operator's call; see `RolloutPlan.call`.
 
         Raises:

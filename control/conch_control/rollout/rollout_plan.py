@@ -57,12 +57,12 @@ from conch_control.rollout.rollout_state import (
     LIVE,
     RESTING,
     Action,
-    Call,
     Note,
     Progress,
     Publish,
     PublishLabels,
     Refusal,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -210,14 +210,16 @@ class RolloutPlan:
                 self._abort(verdict.sentence, now)
         return self._act(now)
 
-    def call(self, call: Call, now: int, weight: int | None = None, again: bool = False) -> list[Action]:
+    def call(
+        self, call: RolloutCommand, now: int, weight: int | None = None, again: bool = False
+    ) -> list[Action]:
         """Processes an operator's call.
 
         Args:
             call: The call.
             now: Its time.
-            weight: With `Call.SET_WEIGHT`, the candidate's share of `WHOLE`.
-            again: With `Call.START`, also starts with a refused candidate.
+            weight: With `RolloutCommand.SET_WEIGHT`, the candidate's share of `WHOLE`.
+            again: With `RolloutCommand.START`, also starts with a refused candidate.
 
         Raises:
             FailedPreconditionError: The state does not allow it; the text says what would.
@@ -226,11 +228,11 @@ class RolloutPlan:
         if self.progress.state is State.SPLIT:
             self._fail(f"has a fixed split; change rollout.split {self._place}")
         match call:
-            case Call.START:
+            case RolloutCommand.START:
                 self._start(again)
-            case Call.ABORT:
+            case RolloutCommand.ABORT:
                 self._stop_by_call("aborted by a call", now)
-            case Call.ROLLBACK:
+            case RolloutCommand.ROLLBACK:
                 self._roll_back(now)
             case _:
                 self._step_by_call(call, weight, now)
@@ -302,22 +304,22 @@ class RolloutPlan:
         else:
             self._fail(f"is {progress.state.value} already")
 
-    def _step_by_call(self, call: Call, weight: int | None, now: int) -> None:
+    def _step_by_call(self, call: RolloutCommand, weight: int | None, now: int) -> None:
         state = self.progress.state
         if state not in _STEPPING:
             self._fail(f"is {state.value}; {call.value} needs one at a step")
-        if call is Call.PAUSE:
+        if call is RolloutCommand.PAUSE:
             self._enter(State.PAUSED, "paused by a call", called=True)
-        elif call is Call.RESUME:
+        elif call is RolloutCommand.RESUME:
             if state is State.STEP:
                 self._fail("is not paused")
             self._enter(State.STEP, "resumed by a call", called=True)
             self._begin_window(now)
-        elif call in (Call.ADVANCE, Call.PROMOTE) and not self._sharing:
+        elif call in (RolloutCommand.ADVANCE, RolloutCommand.PROMOTE) and not self._sharing:
             self._fail(f"waits for version {self.progress.candidate} and stable to be ready")
-        elif call is Call.ADVANCE:
+        elif call is RolloutCommand.ADVANCE:
             self._next_step("advanced by a call", now, called=True)
-        elif call is Call.PROMOTE:
+        elif call is RolloutCommand.PROMOTE:
             self._promote("promoted by a call", now, called=True)
         else:
             if weight is None or not 0 <= weight <= WHOLE:

@@ -29,7 +29,7 @@ from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.metrics.shadow_metrics import shadow_families
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -148,7 +148,7 @@ class Manual:
 class Site(NamedTuple):
     """A server with its models' directory, and a client."""
 
-    server: Server
+    server: InferenceServer
     repository: Path
     http: str
     grpc: triton.InferenceServerClient
@@ -209,7 +209,7 @@ def module_site(
         repositories=(repository,), backend_options={"python": {"placement": request.param}}
     )
     address = "127.0.0.1"
-    server = Server(
+    server = InferenceServer(
         PartOptions(
             control=control,
             grpc=GrpcOptions(address=address, port=0),

@@ -21,8 +21,8 @@ from conch_control.rollout.rollout_file import (
     Guard,
     OnInconclusive,
     Rollout,
+    RolloutStep,
     Shadow,
-    Step,
     as_json,
     check_declaration,
     declaration_warnings,
@@ -64,7 +64,11 @@ READ = Declaration(
     {"stable": 7, "champion": 7},
     Rollout(
         candidate=NEWEST,
-        steps=(Step(0, WHOLE, 10 * MINUTE), Step(100, 0, 5 * MINUTE), Step(250, 0, 90 * MINUTE)),
+        steps=(
+            RolloutStep(0, WHOLE, 10 * MINUTE),
+            RolloutStep(100, 0, 5 * MINUTE),
+            RolloutStep(250, 0, 90 * MINUTE),
+        ),
         sticky=("sequence", "header:x-user-id", "principal"),
         match=("header:x-beta=1", "principal:qa-*"),
         group="ocr",

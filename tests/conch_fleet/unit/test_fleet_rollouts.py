@@ -17,9 +17,9 @@ from conch_control.rollout.rollout_file import parse_toml
 from conch_control.rollout.rollout_plan import RolloutPlan
 from conch_control.rollout.rollout_state import (
     Action,
-    Call,
     Progress,
     Publish,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -27,7 +27,7 @@ from conch_control.rollout.rollout_state import (
     VersionSight,
 )
 from conch_control.rollout.state_file import SavedRollout
-from conch_fleet.fleet_view import Answer, FleetView, resumed
+from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
 
 MINUTE = 60_000_000_000
 LEASE = MINUTE
@@ -151,7 +151,7 @@ class Fleet:
                 for version, each in server.sights(self.files).items()
             )
             report = RolloutReport("m", "fleet", server.plan.progress.number, "")
-            answer = Answer.of(ManagedReport(report, server.plan.alarm, versions), self.view.files)
+            answer = ServerAnswer.of(ManagedReport(report, server.plan.alarm, versions), self.view.files)
             self.view.answered(name, answer)
         self.look()
 
@@ -257,9 +257,18 @@ class AnyOrder(RuleBasedStateMachine):
             server.do(server.plan.tick(self.fleet.now))
 
     @rule(
-        call=st.sampled_from([Call.ABORT, Call.ADVANCE, Call.PROMOTE, Call.ROLLBACK, Call.PAUSE, Call.RESUME])
+        call=st.sampled_from(
+            [
+                RolloutCommand.ABORT,
+                RolloutCommand.ADVANCE,
+                RolloutCommand.PROMOTE,
+                RolloutCommand.ROLLBACK,
+                RolloutCommand.PAUSE,
+                RolloutCommand.RESUME,
+            ]
+        )
     )
-    def call(self, call: Call) -> None:
+    def call(self, call: RolloutCommand) -> None:
         try:
             self.fleet.do(self.fleet.plan.call(call, self.fleet.now))
         except FailedPreconditionError:
@@ -385,7 +394,7 @@ def test_counters_are_sums_over_servers_and_their_lives() -> None:
 
     def answer(server: str, requests: int, failures: int, *latencies: int) -> None:
         version = ManagedVersion(2, True, True, counts=Counts(requests, failures, latencies))
-        view.answered(server, Answer("", 1, "", {2: version}))
+        view.answered(server, ServerAnswer("", 1, "", {2: version}))
 
     answer("a", 100, 10, 90)
     answer("b", 0, 0)

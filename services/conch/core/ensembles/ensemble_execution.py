@@ -25,8 +25,8 @@ from conch.core.clock import Clock
 from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
-from conch.core.ensembles.flow import Answer, Correlation, Flow, FlowError, Run
-from conch.core.ensembles.plan import Plan
+from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, FlowError, Run
+from conch.core.ensembles.plan import EnsemblePlan
 from conch.core.errors import (
     ERRORS_BY_CODE,
     CancelledError,
@@ -47,11 +47,11 @@ class Owner(Protocol):
 
     admission: Admission
     clock: Clock
-    plan: Plan
+    plan: EnsemblePlan
     fitting: Fitting
     statistics: ModelStatistics
 
-    def answer(self, request: InferenceRequest, answer: Answer) -> None:
+    def answer(self, request: InferenceRequest, answer: EnsembleAnswer) -> None:
         """Sends an answer of a request."""
 
     def ended(self, execution: EnsembleExecution) -> None:
@@ -71,7 +71,7 @@ class EnsembleExecution:
         )
         self._lock = threading.Lock()  # guards all below, and the flow
         self._children: dict[InferenceRequest, Run] = {}
-        self._outbox: deque[Run | Answer] = deque()
+        self._outbox: deque[Run | EnsembleAnswer] = deque()
         self._emptying = False
         self._cancels = False
         self._ended = False
@@ -175,7 +175,7 @@ class EnsembleExecution:
                 if type(item) is Run and self._flow.over:
                     self._flow.drop(item)
                     continue
-            if type(item) is Answer:
+            if type(item) is EnsembleAnswer:
                 if isinstance(item.error, FlowError):
                     item.error = self._of_step(item.error)
                 self._owner.answer(self.request, item)

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from conch.core.ensembles.plan import Plan, Selection, Step
+from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
@@ -88,7 +88,7 @@ class Run:
 
     def __init__(
         self,
-        step: Step,
+        step: ModelStep,
         inputs: dict[str, Tensor],
         wanted: tuple[tuple[str, str], ...],
         correlation: Correlation,
@@ -101,7 +101,7 @@ class Run:
         self._iteration = iteration
 
 
-class Answer:
+class EnsembleAnswer:
     """A response for the client.
 
     Attributes:
@@ -171,7 +171,9 @@ class Flow:
         over: True if the last answer is made; runs may still be in flight.
     """
 
-    def __init__(self, plan: Plan, requested: tuple[str, ...] | None, correlation: Correlation) -> None:
+    def __init__(
+        self, plan: EnsemblePlan, requested: tuple[str, ...] | None, correlation: Correlation
+    ) -> None:
         self._plan = plan
         self._selection: Selection = plan.select(requested)
         self._correlation = correlation
@@ -180,7 +182,7 @@ class Flow:
         self._inflight: dict[int, int] = {}
         self._waiting: dict[int, deque[_Waiting]] = {}
         self._runs: list[Run] = []
-        self._answers: list[Answer] = []
+        self._answers: list[EnsembleAnswer] = []
         self.over = False
 
     @property
@@ -203,7 +205,7 @@ class Flow:
         """Number of the request's own tensors, and of responses that wait, which are held."""
         return len(self._top.tensors) + sum(map(len, self._waiting.values()))
 
-    def take(self) -> tuple[list[Run], list[Answer]]:
+    def take(self) -> tuple[list[Run], list[EnsembleAnswer]]:
         """Takes the steps to run and the answers to send since the last call."""
         taken = self._runs, self._answers
         self._runs, self._answers = [], []
@@ -258,7 +260,7 @@ class Flow:
         """Answers with an error unless the flow is over; no further step runs."""
         if self.over:
             return
-        self._answers.append(Answer(None, self._correlation, error, True))
+        self._answers.append(EnsembleAnswer(None, self._correlation, error, True))
         self._end()
 
     def _take_answer(self, answer: _Waiting) -> None:
@@ -305,7 +307,7 @@ class Flow:
             if not iteration.unset:
                 self._answer(iteration)
 
-    def _run(self, iteration: _Iteration, step: Step) -> None:
+    def _run(self, iteration: _Iteration, step: ModelStep) -> None:
         inputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name, source in step.inputs:
@@ -331,7 +333,7 @@ class Flow:
             if own != self._correlation:
                 correlation = own
             self._use(iteration, name)
-        self._answers.append(Answer(outputs, correlation))
+        self._answers.append(EnsembleAnswer(outputs, correlation))
 
     @staticmethod
     def _use(iteration: _Iteration, name: str) -> None:
@@ -365,7 +367,7 @@ class Flow:
             if self._answers:
                 self._answers[-1].final = True
             else:
-                self._answers.append(Answer(None, self._correlation, None, True))
+                self._answers.append(EnsembleAnswer(None, self._correlation, None, True))
             self._end()
 
     def _open_waiting(self) -> None:

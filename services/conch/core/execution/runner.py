@@ -77,7 +77,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
-from conch.core.backend import BackendInstance, Outcome
+from conch.core.backend import BackendInstance, BatchOutcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
@@ -121,7 +121,7 @@ class _Thread(threading.local):
     """
 
     bypasses: bool = False
-    received: deque[tuple[Runner, Batch, Outcome]] | None = None
+    received: deque[tuple[Runner, Batch, BatchOutcome]] | None = None
 
 
 _thread = _Thread()
@@ -441,7 +441,7 @@ class Runner(RunnerBase):
         due = self._due_ns(now) if self._idle else None
         return due is not None and due <= now
 
-    def _done(self, batch: Batch, outcome: Outcome) -> None:
+    def _done(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Finishes a batch whose `start` has not returned the outcome: after one that the thread finishes."""
         if batch.settled:
             return
@@ -456,7 +456,7 @@ class Runner(RunnerBase):
         finally:
             _thread.received = None
 
-    def finish(self, batch: Batch, outcome: Outcome) -> None:
+    def finish(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Settles the requests of a batch, and starts what is due then."""
         self._executor.finish(batch, outcome)
         following: Batch | None = None
@@ -494,7 +494,7 @@ class Runner(RunnerBase):
             self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
 
 
-def _finish_all(received: deque[tuple[Runner, Batch, Outcome]]) -> None:
+def _finish_all(received: deque[tuple[Runner, Batch, BatchOutcome]]) -> None:
     """Finishes batches one after the other, and those whose outcomes come meanwhile."""
     while received:
         runner, batch, outcome = received.popleft()

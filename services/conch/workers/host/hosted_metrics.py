@@ -19,7 +19,7 @@ _MOST_CHANGES = 500
 """Changes in one message; a packet has a few hundred KiB."""
 
 
-class Server(Protocol):
+class MetricServer(Protocol):
     """The connection to the server, as metrics use it."""
 
     def query(self, kind: str, /, **fields: object) -> dict[str, object]:
@@ -36,7 +36,7 @@ class RemoteFamilies(CustomFamilies):
         forgotten: Numbers of references that the model has dropped, for `flush`.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MetricServer) -> None:
         super().__init__()
         self._server = server
         self._numbers = itertools.count(1)
@@ -84,7 +84,7 @@ class RemoteFamily(CustomFamily):
         name: str,
         kind: Kind,
         description: str,
-        server: Server,
+        server: MetricServer,
         number: int,
         families: RemoteFamilies,
     ) -> None:
@@ -111,7 +111,7 @@ class RemoteMetric(CustomMetric):
         family: RemoteFamily,
         labels: Mapping[str, str],
         bounds: Sequence[float],
-        server: Server,
+        server: MetricServer,
         number: int,
     ) -> None:
         super().__init__(family, labels, bounds)
@@ -158,7 +158,7 @@ class RemoteMetric(CustomMetric):
         _notify(self._server, self._number, {"do": what, "value": value})
 
 
-def _notify(server: Server, number: int, fields: dict[str, object]) -> None:
+def _notify(server: MetricServer, number: int, fields: dict[str, object]) -> None:
     try:
         server.notify(Message.METRIC, number, codec.encode_json(fields))
     except ChannelClosedError:

@@ -50,11 +50,11 @@ from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiti
 from conch.workers.host.native_metrics import NativeMetrics
 from conch.workers.host.native_words import (
     Activity,
-    Call,
     CallCancel,
     Event,
     LogText,
     MetricChange,
+    ModelCall,
     Note,
     Output,
     Query,
@@ -263,7 +263,7 @@ class NativeModel:
                 self._metrics.change(event)
             case Query():
                 self._calls.query(event)
-            case Call():
+            case ModelCall():
                 opened = self._open.get(event.number)
                 self._calls.call(event, None if opened is None else opened.request)
             case CallCancel():

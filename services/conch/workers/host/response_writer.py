@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.response_errors import at_fault, unsendable
@@ -68,7 +68,7 @@ class ResponseWriter:
 
     # --- batches ------------------------------------------------------------------------------------------
 
-    def encode(self, number: int, batch: Batch, outcome: Outcome | JoinedResponses) -> Encoded:
+    def encode(self, number: int, batch: Batch, outcome: BatchOutcome | JoinedResponses) -> Encoded:
         """Encodes the outcome of a batch; the result does not refer to the batch."""
         if isinstance(outcome, JoinedResponses):
             self.requests.end(number)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from conch.core.backend import Done, Outcome
+from conch.core.backend import BatchOutcome, Done
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError
 from conch.core.scheduling.scheduler import Batch
@@ -174,7 +174,7 @@ class _Watched:
         self._unfinished: set[int] = set()
         self._number = hangs.begin()
 
-    def __call__(self, batch: Batch, outcome: Outcome) -> None:
+    def __call__(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Passes the outcome on, or the error of the limit."""
         link = self._link
         if isinstance(outcome, BaseException):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from tests.support.workers import batch_of, request_of
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
@@ -119,7 +119,7 @@ CRASHED = UnavailableError("it has crashed")
 
 @pytest.mark.parametrize("ends_anyway", [False, True])
 def test_a_process_is_killed_unless_it_ends_in_any_case(ends_anyway: bool) -> None:
-    monitor, process, outcomes = _Monitor(), _Process(), list[Outcome]()
+    monitor, process, outcomes = _Monitor(), _Process(), list[BatchOutcome]()
     executing = None if ends_anyway else process
     limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: executing)
     done = limit.watch(_Link(), lambda _, outcome: outcomes.append(outcome))

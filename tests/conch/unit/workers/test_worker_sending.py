@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.conch.unit.ipc.test_blocks import LARGE, exchanges, send, tell
-from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
+from tests.conch.unit.workers.models import CalledServer, floats, source_of, spec_of
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import batch_of, placed, request_of, worker
@@ -175,7 +175,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
 
 @pytest.mark.process
 def test_a_reply_that_can_not_be_encoded_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    class Odd(Server):
+    class Odd(CalledServer):
         def submit(
             self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
         ) -> None:
@@ -425,7 +425,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
     bound(monkeypatch, 1_000_000, 60)
     most = 0
 
-    class Many(Server):
+    class Many(CalledServer):
         thread: threading.Thread
 
         def submit(

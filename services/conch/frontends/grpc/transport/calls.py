@@ -90,7 +90,7 @@ class CallConnection(Protocol):
         """Ends a call whose deadline is over."""
 
 
-class Call:
+class TransportCall:
     """Metadata, client and deadline of a call, and the message that is being received.
 
     Attributes:
@@ -123,7 +123,7 @@ class Call:
         self.withheld = self.counted = 0
 
     @property
-    def caller(self) -> Call:
+    def caller(self) -> TransportCall:
         """Itself, as the context of a request."""
         return self
 
@@ -211,7 +211,7 @@ class Call:
         return None if self._reader is None else self._reader.room()
 
 
-class UnaryCall(Call):
+class UnaryCall(TransportCall):
     """One unary call: receives one message, is answered once."""
 
     __slots__ = ("_answer", "_answered", "_handler", "_on_cancel", "_subject", "_taken", "_trailing")
@@ -226,7 +226,7 @@ class UnaryCall(Call):
         now_ns: int,
         handler: UnaryMethod,
     ) -> None:
-        Call.__init__(self, connection, stream_id, head, now_ns)
+        TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self._handler = handler
         self._on_cancel: Callable[[Any], None] | None = None
         self._subject: Any = None
@@ -399,7 +399,7 @@ def _ignore_drain(status: int, details: str) -> None:
     """The `on_drain` of a stream that has ended."""
 
 
-class StreamCall(Call, Reader):
+class StreamCall(TransportCall, Reader):
     """One bidirectional call: delivers one message at a time, sends messages in the order of `write`.
 
     `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
@@ -433,7 +433,7 @@ class StreamCall(Call, Reader):
     )
 
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
-        Call.__init__(self, connection, stream_id, head, now_ns)
+        TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self.new_reader()
         self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
