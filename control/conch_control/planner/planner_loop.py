@@ -75,7 +75,7 @@ _RECHECK_S = 300.0
 _OUTDATED = "Newer operation has been applied to the model lifecycle"
 
 
-class PlannerPort(Protocol):
+class PlannerAgent(Protocol):
     """The part of `AgentApi` that a planner needs."""
 
     @property
@@ -97,13 +97,13 @@ class Planner:
 
     def __init__(
         self,
-        port: PlannerPort,
+        agent: PlannerAgent,
         repositories: Repositories,
         options: PlannerOptions,
         clock: Clock = monotonic_ns,
         wanted: Callable[[str], bool] | None = None,
     ) -> None:
-        self._port = port
+        self._agent = agent
         self.repositories = repositories
         self._options = options
         self._clock = clock
@@ -223,7 +223,7 @@ class Planner:
         if self._running is None:
             self._attach()
             return
-        events = self._port.events
+        events = self._agent.events
         try:
             if events.epoch != self._running.epoch:
                 raise OutOfRangeError("the agent has been started anew")
@@ -243,7 +243,7 @@ class Planner:
 
     def _attach(self) -> None:
         try:
-            self._running = RunningModels(self._port.models())
+            self._running = RunningModels(self._agent.models())
         except (ConchError, OSError) as error:
             log.warning("can't see what runs: %s", as_conch_error(error).message)
             return
@@ -361,9 +361,9 @@ class Planner:
         began = self._clock()
         try:
             if operation.kind == "load":
-                self._port.load(operation.name, {})
+                self._agent.load(operation.name, {})
             else:
-                self._port.unload(operation.name, False)
+                self._agent.unload(operation.name, False)
         except BaseException as raised:  # boundary: the top of the thread; the error ends the operation
             error = raised
         with self._changed:

@@ -32,7 +32,7 @@ class Watch:
 
     def __init__(
         self,
-        port: AgentApi,
+        agent: AgentApi,
         request: pb.WatchRequest,
         given_up: Callable[[], bool],
         clock: Clock = monotonic_ns,
@@ -41,8 +41,8 @@ class Watch:
         self._sees = sees
         if request.WhichOneof("start") == "whole_state" and not request.whole_state:
             raise InvalidArgumentError("'whole_state' must be true, or absent to begin elsewhere")
-        self._port = port
-        self._log = port.events
+        self._agent = agent
+        self._log = agent.events
         self._request = request
         self._given_up = given_up
         self._clock = clock
@@ -70,7 +70,7 @@ class Watch:
             wanted = [event for event in events if self._wants(event.model)]
             self._track_staging((event.model, event.version, event.phase) for event in wanted)
             progress = self._changed_progress()
-            if wanted or progress or self._port.draining != self._draining:
+            if wanted or progress or self._agent.draining != self._draining:
                 yield self._message(events=map(event_message, wanted), progress=map(status_message, progress))
             if self._given_up() or (self._log.closed and not events):
                 raise UnavailableError(STOPPED)
@@ -79,7 +79,7 @@ class Watch:
         request, log = self._request, self._log
         start = request.WhichOneof("start")
         if start == "whole_state":
-            index = self._port.models()
+            index = self._agent.models()
             self._revision = index.revision
             models = tuple(model for model in index.models if self._wants(model.name))
             self._track_staging(
@@ -104,7 +104,7 @@ class Watch:
         events: Iterable[pb.Event] = (),
         progress: Iterable[pb.ModelStatus] = (),
     ) -> pb.WatchResponse:
-        self._draining = self._port.draining
+        self._draining = self._agent.draining
         return pb.WatchResponse(
             epoch=self._log.epoch,
             revision=self._revision,
@@ -115,7 +115,7 @@ class Watch:
         )
 
     def _interrupted(self) -> bool:
-        return self._given_up() or self._port.draining != self._draining
+        return self._given_up() or self._agent.draining != self._draining
 
     def _wants(self, model: str) -> bool:
         return (not self._models or model in self._models) and self._sees(model)
@@ -141,7 +141,7 @@ class Watch:
             return []
         self._next_progress_ns = now + self._interval_ns
         staging = {model for model, _ in self._staging if self._sees(model)}
-        found = {model.name: model for model in self._port.progress(staging)}
+        found = {model.name: model for model in self._agent.progress(staging)}
         changed = [status for name, status in found.items() if self._progress.get(name) != status]
         self._progress = found
         return changed
