@@ -259,7 +259,7 @@ class PlannerPlan:
     @property
     def wake_at(self) -> int | None:
         """Time of the next `tick`; None for none."""
-        waiting = (model.retry_at for model in self._models.values() if self._waits(model))
+        waiting = (model.retry_at for model in self._models.values() if self._awaits_retry(model))
         return min(waiting, default=None)
 
     @property
@@ -324,7 +324,7 @@ class PlannerPlan:
                 begun.append(model.in_progress)
         return begun
 
-    def _waits(self, model: _Model) -> bool:
+    def _awaits_retry(self, model: _Model) -> bool:
         return model.retry_at > 0 and model.in_progress is None and model.changed and model.settled
 
     def _composing_pending(self, name: str, found: FoundModel) -> bool:

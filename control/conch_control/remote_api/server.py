@@ -213,12 +213,12 @@ class ModelControl:
         return pb.GetRolloutResponse(rollout=rollout_message(self._agent.rollout(request.model)))
 
     def _list_rollouts(self, request: pb.ListRolloutsRequest, caller: CallAccess) -> pb.ListRolloutsResponse:
-        shown = [each for each in self._agent.rollouts() if caller.sees(each.model)]
+        shown = [each for each in self._agent.rollouts() if caller.may_see(each.model)]
         return pb.ListRolloutsResponse(rollouts=map(rollout_message, shown))
 
     def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
         index = self._agent.models()
-        shown = replace(index, models=tuple(model for model in index.models if caller.sees(model.name)))
+        shown = replace(index, models=tuple(model for model in index.models if caller.may_see(model.name)))
         return pb.IndexResponse(index=index_message(shown))
 
     def _describe(self, request: pb.DescribeRequest, caller: CallAccess) -> pb.DescribeResponse:
@@ -264,12 +264,12 @@ class ModelControl:
             ):
                 request = pb.WatchRequest.FromString(data)
 
-                def sees(model: str) -> bool:
+                def may_see(model: str) -> bool:
                     caller.renew()  # the policy may have changed since the last message
-                    return caller.sees(model)
+                    return caller.may_see(model)
 
                 for message in Watch(
-                    self._agent, request, lambda: self._stopping or gone.is_set(), sees=sees
+                    self._agent, request, lambda: self._stopping or gone.is_set(), may_see=may_see
                 ):
                     caller.renew()
                     yield message.SerializeToString()

@@ -66,7 +66,7 @@ class ColdQueue:
         """Number of requests that wait for a model."""
         return len(self._wanted[name].waiters) if name in self._wanted else 0
 
-    def want(self, name: str) -> bool:
+    def add_wanted(self, name: str) -> bool:
         """Adds a model, if it is not there; True if it was not."""
         if name in self._wanted:
             return False

@@ -373,7 +373,7 @@ class Residency:
         if failure is not None and name not in self._wanted:
             raise _copy(failure)
         self._want_for(wait.payer, name, now)
-        self._plan.asked(name, now)
+        self._plan.note_request(name, now)
         usual_ns = self._catalogue.load_ns(name)
         deadline = wait.deadline_ns
         if self._options.residency.cold_start == "reject":
@@ -439,7 +439,7 @@ class Residency:
                         break
                     future: Future[Errors] = Future()
                     self._catalogue.changed(name)
-                    self._want(name, self._clock())
+                    self._request_load(name, self._clock())
                     self._wanted[name].run, self._wanted[name].result = run, future
                     mine = True
                 else:  # cold requests have it loaded, or another call
@@ -548,7 +548,7 @@ class Residency:
                 future: Future[Errors] | None = None
                 if size is not None and not wanted and (self._plan.total + size).within(share):
                     future = Future()
-                    self._want(name, self._clock())
+                    self._request_load(name, self._clock())
                     self._wanted[name].result, self._wanted[name].restored = future, True
             try:
                 if future is not None and name not in future.result():
@@ -586,8 +586,8 @@ class Residency:
         self._changed = True
         self._lock.notify_all()
 
-    def _want(self, name: str, now: int) -> None:
-        if self._queue.want(name):
+    def _request_load(self, name: str, now: int) -> None:
+        if self._queue.add_wanted(name):
             self._wanted[name] = _Wanted(now)
             self._wake()
 
@@ -599,7 +599,7 @@ class Residency:
             except ConchError:
                 self.statistics.ended("rejected")
                 raise
-        self._want(name, now)
+        self._request_load(name, now)
 
     def _serves(self, name: str) -> bool:
         entry = self._registry.entries.get(name)
@@ -1027,7 +1027,7 @@ class Residency:
 
     def _gone(self, holding: Holding) -> None:
         with self._lock:
-            self._plan.gone(holding)
+            self._plan.note_unloaded(holding)
             self._leaving.pop(holding, None)
             self._wake()
 

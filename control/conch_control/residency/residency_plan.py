@@ -202,7 +202,7 @@ class ResidencyPlan:
         """The resident holdings, the next victim first."""
         return [self._current[name] for name in self._segments]
 
-    def asked(self, name: str, now: int) -> None:
+    def note_request(self, name: str, now: int) -> None:
         """Records a request for a model that is not in memory."""
         uses = self._uses.setdefault(name, _Uses())
         uses.before_ns, uses.last_ns = uses.last_ns, now
@@ -214,7 +214,7 @@ class ResidencyPlan:
             return
         holding.used_ns = now
         self._segments.use(name)
-        self.asked(name, now)
+        self.note_request(name, now)
 
     def request(
         self, job: str, needs: Mapping[str, Room], keeps: Iterable[str], now: int, busy: Busy
@@ -299,7 +299,7 @@ class ResidencyPlan:
         if holding is not None:
             holding.idle_ns = idle_ns
 
-    def gone(self, holding: Holding) -> None:
+    def note_unloaded(self, holding: Holding) -> None:
         """Records that an unloaded holding has left memory."""
         self._leaving.remove(holding)
         self._remove(holding)

@@ -322,11 +322,11 @@ class _Table:
 
     def refuse(self, key: str, fix: str) -> None:
         """Adds a problem of a field."""
-        self._add(self._at(key), fix, self._fields.get(key))
+        self._add(self._path_of(key), fix, self._fields.get(key))
 
     def table(self, key: str) -> _Table:
         """A table inside this one; empty if it is missing."""
-        return _Table(self._get(key, {}), self._at(key), self._place, self._problems)
+        return _Table(self._get(key, {}), self._path_of(key), self._place, self._problems)
 
     def read(self, key: str, default: T, valid: Callable[[Any], T | None], fix: str) -> T:
         """A field; `valid` returns its value, or None for a wrong one."""
@@ -346,7 +346,7 @@ class _Table:
             self.refuse(key, f"must be a list of at most {most} texts")
             return ()
         for number, text in enumerate(given):
-            at = f"{self._at(key)}[{number}]"
+            at = f"{self._path_of(key)}[{number}]"
             if not isinstance(text, str) or pattern.fullmatch(text) is None:
                 self._add(at, fix, text)
             elif text in given[:number]:
@@ -355,7 +355,7 @@ class _Table:
 
     def add(self, key: str, number: int, fix: str, value: object) -> None:
         """Adds a problem of a list's element."""
-        self._add(f"{self._at(key)}[{number}]", fix, value)
+        self._add(f"{self._path_of(key)}[{number}]", fix, value)
 
     def refuse_others(self) -> None:
         """Refuses the fields that were not read."""
@@ -367,14 +367,14 @@ class _Table:
                     if near
                     else f"known are {', '.join(dict.fromkeys(self._known))}"
                 )
-                message = f"{self._place}: {self._at(key)}: unknown field; {hint}"
-                self._problems.append(Problem(self._at(key), message, nearest=near))
+                message = f"{self._place}: {self._path_of(key)}: unknown field; {hint}"
+                self._problems.append(Problem(self._path_of(key), message, nearest=near))
 
     def _get(self, key: str, default: Any) -> Any:
         self._known.append(key)
         return self._fields.get(key, default)
 
-    def _at(self, key: str) -> str:
+    def _path_of(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
     def _add(self, path: str, fix: str, found: object) -> None:
@@ -502,8 +502,10 @@ def _split(table: _Table, labels: Mapping[str, int]) -> tuple[tuple[int, int], .
 def _guard(table: _Table, shadows: bool) -> Guard:
     share = "must be a share from 0 to below 1, such as 0.01"
     guard = Guard(
-        requests=table.read("requests", Guard().requests, _whole(1, 10**9), "must be a number from 1"),
-        failures=table.read("failures", Guard().failures, _whole(1, 1000), "must be a number from 1 to 1000"),
+        requests=table.read("requests", Guard().requests, _whole_number(1, 10**9), "must be a number from 1"),
+        failures=table.read(
+            "failures", Guard().failures, _whole_number(1, 1000), "must be a number from 1 to 1000"
+        ),
         errors=table.read("errors", None, _real(0, 1), share),
         slower=table.read(
             "slower",
@@ -542,7 +544,7 @@ def _shadow(table: _Table) -> Shadow:
     inner.refuse_others()
     shadow = Shadow(
         inflight=table.read(
-            "inflight", Shadow().inflight, _whole(1, 10_000), "must be a number from 1 to 10000"
+            "inflight", Shadow().inflight, _whole_number(1, 10_000), "must be a number from 1 to 10000"
         ),
         copy_regions=table.read("copy_regions", False, _bool, "must be true or false"),
         compare=compare,
@@ -552,12 +554,12 @@ def _shadow(table: _Table) -> Shadow:
 
 
 def _topk(table: _Table) -> tuple[tuple[str, int], ...]:
-    valid = _whole(1, 10**6)
+    valid = _whole_number(1, 10**6)
     names = [name for name, _ in table.given()]
     return tuple((name, table.read(name, 1, valid, "must be a number from 1")) for name in names)
 
 
-def _whole(least: int, most: int) -> Callable[[Any], int | None]:
+def _whole_number(least: int, most: int) -> Callable[[Any], int | None]:
     def valid(value: Any) -> int | None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and least <= value <= most else None
@@ -573,7 +575,7 @@ def _real(least: float, below: float) -> Callable[[Any], float | None]:
     return valid
 
 
-_version = _whole(1, _MAX_VERSION)
+_version = _whole_number(1, _MAX_VERSION)
 
 
 def _candidate(value: Any) -> int | str | None:

@@ -453,7 +453,7 @@ class RolloutLoop:
         plan = found.plan
         versions = self._server.versions(model, plan.progress.stable)
         if versions is not None:
-            found.pending += plan.sees(versions, now)
+            found.pending += plan.take_states(versions, now)
         try:
             labels = {**plan.declaration.labels, **declaration.labels}
             declaration = Declaration(labels, declaration.rollout)
@@ -489,7 +489,7 @@ class RolloutLoop:
             stable = found.plan.progress.stable
             versions = self._server.versions(model, stable)
             if versions is not None:
-                found.pending += found.plan.sees(versions, self._clock())
+                found.pending += found.plan.take_states(versions, self._clock())
             self._carry_out(model, found)
             if found.plan.progress.stable == stable:
                 return
@@ -573,7 +573,7 @@ class RolloutLoop:
         else:
             found.reference = progress.number, step.stable
         guard = (plan.declaration.rollout or Rollout()).guard
-        found.pending += plan.judged(judge(guard, step, recent), plan.window, now)
+        found.pending += plan.take_verdict(judge(guard, step, recent), plan.window, now)
         self._carry_out(model, found)
 
     def _read(self, model: str, progress: Progress) -> Window:

@@ -269,7 +269,7 @@ def _tensor(layout: TensorLayout, place: Place, memory: CudaMemory, owner: objec
     end = place.offset + place.nbytes
     if end > memory.nbytes:
         raise WireError(f"tensor '{layout.name}' ends at {end}, but there are {memory.nbytes} bytes")
-    part = memory.owned(memory.pointer + place.offset, place.nbytes, owner)
+    part = memory.view_owned_by(memory.pointer + place.offset, place.nbytes, owner)
     return DeviceTensor(layout.name, layout.datatype, layout.shape, part)
 
 

@@ -345,7 +345,7 @@ class Payload:
         self.passed: list[PassedBlock] = []
         self.lent: list[int] = []
 
-    def own(self) -> int:
+    def copy_small_tensors(self) -> int:
         """Copies small tensors that others may still write to; returns the bytes of tensors and layouts."""
         nbytes = 0
         for index, part in enumerate(self.data):
@@ -822,7 +822,9 @@ class MessageStream:
             whole = size  # -1 for strings, and for lists that differ
             if size < 0:
                 size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-            inline = not described and (size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded))
+            inline = not described and (
+                size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.at_lending_limit)
+            )
             flags = (_COMMON if common else 0) | (0 if inline else _PLACED)
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:
@@ -1032,7 +1034,7 @@ class MessageStream:
             if not message.numbers:
                 message.texts = ()
             elif message.contents or message.reset:
-                message.texts = self._received.learn(message)
+                message.texts = self._received.take_texts(message)
             else:
                 try:
                     message.texts = list(map(self._received.known.__getitem__, message.numbers))

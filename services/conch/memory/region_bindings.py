@@ -79,7 +79,7 @@ class RegionBindings:
         after the final one.
         """
         request.region_bindings = self
-        request.wrap_responder(self._before, ResponderLayer.REGIONS)
+        request.wrap_responder(self._set_responder, ResponderLayer.REGIONS)
 
     def release(self) -> None:
         """Releases all regions, once: the request is answered, or was never submitted."""
@@ -114,7 +114,7 @@ class RegionBindings:
             if final:
                 self.release()
 
-    def _before(self, responder: Responder) -> RegionBindings:
+    def _set_responder(self, responder: Responder) -> RegionBindings:
         self.responder = responder
         return self
 

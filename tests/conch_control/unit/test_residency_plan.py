@@ -87,7 +87,7 @@ class Residency(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), sizes=st.lists(st.integers(1, 60), min_size=9, max_size=9))
     def want(self, name: str, sizes: list[int]) -> None:
         self.wanted.setdefault(name, dict(zip(NAMES, sizes, strict=True)))
-        self.plan.asked(name, self.now)
+        self.plan.note_request(name, self.now)
         self.schedule()
 
     @rule()
@@ -134,10 +134,10 @@ class Residency(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leaving)
     @rule(choice=st.integers(0))
-    def gone(self, choice: int) -> None:
+    def note_unloaded(self, choice: int) -> None:
         holding = self.leaving.pop(choice % len(self.leaving))
         self.stuck.discard(holding)
-        self.plan.gone(holding)
+        self.plan.note_unloaded(holding)
 
     @precondition(lambda self: self.leaving)
     @rule(choice=st.integers(0))
@@ -203,7 +203,7 @@ class Residency(RuleBasedStateMachine):
             assert decision.outcome is ResidencyOutcome.WAITING
             for each in [each for each in self.leaving if each not in self.stuck]:
                 self.leaving.remove(each)
-                self.plan.gone(each)
+                self.plan.note_unloaded(each)
             self.unload(self.plan.shrink(self.now, self.is_busy))
         pytest.fail("it waits for ever")
 
@@ -272,7 +272,7 @@ def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> fl
             is ResidencyOutcome.WAITING
         ):
             for each in [each for each in plan.holdings if each.state is HoldingState.UNLOADING]:
-                plan.gone(each)
+                plan.note_unloaded(each)
             plan.drop_claims()
         plan.ended(name, {name: room(size_of(model))}, {}, now)
     return hits / len(trace)
@@ -305,7 +305,7 @@ def test_models_that_evict_each_other_are_reported_once() -> None:
         name, now = "ab"[turn % 2], turn * S
         decision = plan.request(name, {name: room(10)}, (), now, lambda _: False)
         for victim in decision.victims:
-            plan.gone(victim)
+            plan.note_unloaded(victim)
         plan.drop_claims()
         if decision.outcome is not ResidencyOutcome.GRANTED:
             plan.request(name, {name: room(10)}, (), now, lambda _: False)
@@ -317,18 +317,18 @@ def test_models_that_evict_each_other_are_reported_once() -> None:
 def test_a_rare_model_does_not_evict_one_in_use() -> None:
     plan = ResidencyPlan(ResidencyLimits(Room(10, 1), 10 * S))
     now = 7200 * S
-    plan.asked("busy", now)
+    plan.note_request("busy", now)
     assert (
         plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is ResidencyOutcome.GRANTED
     )
     plan.ended("busy", {"busy": room(10)}, {}, now)
     now += 60 * S
     plan.used("busy", now)
-    plan.asked("rare", now)
+    plan.note_request("rare", now)
     assert (
         plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is ResidencyOutcome.BLOCKED
     )
-    plan.asked("rare", now + S)  # the second request within an hour
+    plan.note_request("rare", now + S)  # the second request within an hour
     assert (
         plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome
         is ResidencyOutcome.WAITING
@@ -344,7 +344,7 @@ def test_parts_of_an_ensemble_stay_for_its_load() -> None:
     decision = plan.request("x", needs, closure("x"), S, lambda _: False)
     assert [each.name for each in decision.victims] == ["c", "d"], "not a, which is older"
     for each in decision.victims:
-        plan.gone(each)
+        plan.note_unloaded(each)
     plan.drop_claims()
     assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is ResidencyOutcome.GRANTED
     assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is ResidencyOutcome.BLOCKED

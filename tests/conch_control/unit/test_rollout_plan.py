@@ -99,14 +99,14 @@ class Driven:
                 self.versions[int(version[1:])] = sight(state)
             else:
                 del self.versions[int(version[1:])]
-        return self.do(self.plan.sees(self.versions, self.now))
+        return self.do(self.plan.take_states(self.versions, self.now))
 
     def wait(self, minutes: float) -> list[Action]:
         self.now += round(minutes * MINUTE)
         return self.do(self.plan.tick(self.now))
 
     def judge(self, verdict: Verdict) -> list[Action]:
-        return self.do(self.plan.judged(verdict, self.plan.window, self.now))
+        return self.do(self.plan.take_verdict(verdict, self.plan.window, self.now))
 
     def call(self, call: RolloutCommand, weight: int | None = None, again: bool = False) -> list[Action]:
         return self.do(self.plan.call(call, self.now, weight, again))
@@ -198,7 +198,7 @@ def test_steps_need_both_their_duration_and_a_passing_verdict() -> None:
     assert driven.shares == (7, 8, 5000)
     driven.judge(PASS)
     assert driven.shares == (7, 8, 5000)
-    driven.plan.judged(FAIL, driven.plan.window - 1, driven.now)
+    driven.plan.take_verdict(FAIL, driven.plan.window - 1, driven.now)
     driven.wait(10)
     assert driven.state is State.BAKING  # a verdict on the former window does not count
 
@@ -518,7 +518,7 @@ def test_models_of_a_group_give_one_key_one_side() -> None:
     for model in ("detect", "read"):
         plan = RolloutPlan(model, declared(text), next_number=lambda group, last: next(numbers))
         plan.start(0)
-        actions = plan.sees({7: sight("a ready"), 8: sight("b ready")}, 0)
+        actions = plan.take_states({7: sight("a ready"), 8: sight("b ready")}, 0)
         salts |= {action.traffic.salt for action in actions if isinstance(action, Publish) and action.traffic}
     assert len(salts) == 1
 
@@ -700,7 +700,7 @@ class AnyOrder(RuleBasedStateMachine):
         if verdict is not None:
             if verdict is PASS and not stale and plan.progress.state is State.STEP:
                 self.earned.windows |= {plan.progress.step}
-            self.driven.do(plan.judged(verdict, plan.window - stale, self.driven.now))
+            self.driven.do(plan.take_verdict(verdict, plan.window - stale, self.driven.now))
             self.check()
         self.driven.wait(minutes)
         self.check()

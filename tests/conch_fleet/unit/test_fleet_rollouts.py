@@ -80,7 +80,7 @@ class Server:
         }
 
     def look(self, files: dict[int, str], now: int) -> None:
-        self.do(self.plan.sees(self.sights(files), now))
+        self.do(self.plan.take_states(self.sights(files), now))
 
     def load(self, files: dict[int, str], now: int, broken: bool) -> None:
         """Loads and unloads what is selected; a broken one can't load the newest version."""
@@ -128,7 +128,7 @@ class Fleet:
     def look(self) -> None:
         sights = self.view.sights(self.plan.progress)
         if sights is not None:
-            self.do(self.plan.sees(sights, self.now))
+            self.do(self.plan.take_states(sights, self.now))
 
     def tell(self, name: str) -> None:
         server = self.servers[name]
@@ -179,7 +179,7 @@ class Fleet:
         ]
 
     def pass_step(self) -> None:
-        self.do(self.plan.judged(PASS, self.plan.window, self.now))
+        self.do(self.plan.take_verdict(PASS, self.plan.window, self.now))
         self.now += MINUTE
         self.do(self.plan.tick(self.now))
 
@@ -239,7 +239,7 @@ class AnyOrder(RuleBasedStateMachine):
         """The guards of one server abort, and the fleet hears of it."""
         fleet, server = self.fleet, self.fleet.servers[name]
         number, state = fleet.plan.progress.number, server.plan.progress.state
-        server.do(server.plan.judged(FAIL, server.plan.window, fleet.now))
+        server.do(server.plan.take_verdict(FAIL, server.plan.window, fleet.now))
         if state in TESTED and server.up and server.plan.progress.number == number:
             assert server.traffic is None or server.traffic.candidate is None
             tested, loaded = fleet.plan.progress.state in TESTED, bool(server.loaded)

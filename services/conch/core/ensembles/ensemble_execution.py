@@ -131,7 +131,7 @@ class EnsembleExecution:
         for child in children:
             self._owner.admission.cancel(child)
 
-    def _shown(self, error: Exception) -> ConchError:
+    def _client_error(self, error: Exception) -> ConchError:
         if not isinstance(error, ConchError):
             log.error("a step of ensemble '%s' could not be run", self.request.model_name, exc_info=error)
         sentence = f"{self.request.log_prefix}the request could not be handled"
@@ -191,7 +191,7 @@ class EnsembleExecution:
 
         def then(error: ConchError | None) -> None:
             if error is not None:
-                self._step_failed(run, self._shown(error), True)
+                self._step_failed(run, self._client_error(error), True)
                 return
             with self._lock:
                 self._outbox.append(run)
@@ -203,7 +203,7 @@ class EnsembleExecution:
         try:
             cold.wait(then, 0, self.request.deadline_ns, self.request.priority).start()
         except ConchError as error:
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
 
     def _submit(self, run: Run, may_claim: bool) -> InlineClaim | None:
         """Submits a step to its model; returns the caller's claim, if any."""
@@ -214,7 +214,7 @@ class EnsembleExecution:
             self._wait(run, cold)
             return None
         except Exception as error:  # boundary: tensors of models, which may not fit their shapes
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
             return None
         with self._lock:
             self._children[child] = run
@@ -229,7 +229,7 @@ class EnsembleExecution:
         except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
             return None
         if self._cancels:
             owner.admission.cancel(child)  # the others were cancelled before the model had this one

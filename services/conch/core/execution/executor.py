@@ -374,16 +374,16 @@ class Executor:
         try:
             self._shaper.shape_response(request, response)
         except Exception as error:  # boundary: models, whose outputs may not fit their shapes
-            response.error = self._shown(error)
+            response.error = self._client_error(error)
             response.outputs = []
 
-    def _shown(self, error: BaseException) -> ConchError:
+    def _client_error(self, error: BaseException) -> ConchError:
         if not isinstance(error, ConchError):
             log.error("model '%s' failed to execute", self._spec.name, exc_info=error)
         return as_conch_error(error)
 
     def _failures(self, batch: Batch, error: BaseException) -> _Failures:
-        shown = without_traceback(self._shown(error))
+        shown = without_traceback(self._client_error(error))
         if batch.execution is not None:
             batch.execution.fail()
         for request in batch.requests:

@@ -62,9 +62,9 @@ class ResourceLimits:
         """Uses a grant that is held now; called by the thread that freed the resources."""
         with self._runner.lock:
             self._runner.wake_if_due(self._runner.clock())
-        self.settle()
+        self.return_unused_grants()
 
-    def settle(self) -> None:
+    def return_unused_grants(self) -> None:
         """Gives back resources of instances that have nothing to run any more; notifies other models."""
         runner = self._runner
         with runner.lock:
@@ -124,7 +124,7 @@ class ResourceLimits:
         grant = self._grants.get(instance)
         return grant is None or grant.state is not GrantState.WAITING
 
-    def asks(self, instance: BackendInstance) -> bool:
+    def needs_grant(self, instance: BackendInstance) -> bool:
         """True if an idle instance waits for a grant or holds one."""
         grant = self._grants.get(instance)
         return grant is not None and grant.state is not GrantState.RESTING

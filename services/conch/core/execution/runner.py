@@ -334,7 +334,7 @@ class Runner(RunnerBase):
     def settle_limits(self) -> None:
         """Settles the limits, after requests have left the queue without running; without the lock."""
         if self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
 
     def check_drained(self) -> bool:
         """See `Closing.check`; for the parts, which know only a `RunnerBase`."""
@@ -372,7 +372,7 @@ class Runner(RunnerBase):
         With `wake`, a thread is woken for other idle instances that block: short batches run sooner one after
         the other. With `sleeps`, the caller sleeps until `_later_ns` if there is nothing to run.
         """
-        if self._expiries.next_ns <= now and not self.expiry.look(now):
+        if self._expiries.next_ns <= now and not self.expiry.take_expired(now):
             self.closing.check()  # the last sequence may have ended
         if not self._idle or not self.scheduler.pending:
             self._later_ns = NEVER
@@ -414,7 +414,7 @@ class Runner(RunnerBase):
         claimed = False
         while batch is not None:
             if self.limits is not None:
-                self.limits.settle()
+                self.limits.return_unused_grants()
             # 1.
             ran = self._executor.start(batch, self._done)
             with self.lock:
@@ -434,7 +434,7 @@ class Runner(RunnerBase):
                 if batch is None and self.closing.begun:
                     self.closing.check()
         if self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
         return claimed
 
     def _is_due(self, now: int) -> bool:
@@ -472,7 +472,7 @@ class Runner(RunnerBase):
         if following is not None:
             self._run_batches(following, None)
         elif self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
 
     def _release_batch(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""

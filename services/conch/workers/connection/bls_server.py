@@ -54,7 +54,7 @@ class _CallingWorker(Reader):
 
     @property
     def backpressure(self) -> bool:
-        return self._channel.crowded
+        return self._channel.backpressure
 
     def when_writable(self, work: Callable[[], object]) -> None:
         self._channel.when_room(work)

@@ -178,11 +178,11 @@ def _keep_waiting(batch: Batch, responses: Sequence[InferenceResponse | None]) -
     for request, response in zip(batch.requests, responses, strict=True):
         if response is not None and request.responses_wait:
             try:
-                response.outputs = [_own(each) for each in response.outputs]
+                response.outputs = [_detached(each) for each in response.outputs]
             except Exception as failure:  # no memory for a copy: only this request fails
                 response.outputs, response.error = [], without_traceback(as_conch_error(failure))
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _detached(tensor: Tensor) -> Tensor:
     """A tensor that the model can't change."""
     return tensor.detached(tensor.name) if tensor.on_device or isinstance(tensor, ReturnedTensor) else tensor

@@ -128,17 +128,17 @@ class RemoteMetric(CustomMetric):
     def increment(self, by: float) -> None:
         """See `CustomMetric.increment`."""
         super().increment(by)
-        self._tell("increment", by)
+        self._send_change("increment", by)
 
     def set(self, value: float) -> None:
         """See `CustomMetric.set`."""
         super().set(value)
-        self._tell("set", value)
+        self._send_change("set", value)
 
     def observe(self, value: float) -> None:
         """See `CustomMetric.observe`."""
         self._check("Observe", "histogram")
-        self._tell("observe", value)
+        self._send_change("observe", value)
 
     def packed(self, change: Change) -> list[object]:
         """A change for a message, validated."""
@@ -154,7 +154,7 @@ class RemoteMetric(CustomMetric):
         """See `CustomMetric.merge`."""
         _notify(self._server, 0, {"do": "update", "changes": [self.packed((counts, total))]})
 
-    def _tell(self, what: str, value: float) -> None:
+    def _send_change(self, what: str, value: float) -> None:
         _notify(self._server, self._number, {"do": what, "value": value})
 
 

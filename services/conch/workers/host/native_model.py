@@ -289,7 +289,7 @@ class NativeModel:
         elif not self.decoupled:
             text = f"model '{self.spec.name}' has ended a request without a response"
             response = InferenceResponse([], InternalError(text))
-        self._give(opened, response, event.final, batch, responses)
+        self._pass_response(opened, response, event.final, batch, responses)
 
     def _respond_small(
         self, event: SmallResponse, batch: Batch | None, responses: list[InferenceResponse | None] | None
@@ -304,9 +304,9 @@ class NativeModel:
             if requested is None or names[place] in requested
         ]
         response = InferenceResponse(opened.with_states(outputs))
-        self._give(opened, response, event.final, batch, responses)
+        self._pass_response(opened, response, event.final, batch, responses)
 
-    def _give(
+    def _pass_response(
         self,
         opened: _OpenRequest,
         response: InferenceResponse | None,

@@ -205,7 +205,7 @@ class ResponseWriter:
         payload = self._stream.pack(lists) if lists else None
         nbytes = len(text)
         if payload is not None:
-            nbytes += MOST_INLINE if payload.block is not None else payload.own()
+            nbytes += MOST_INLINE if payload.block is not None else payload.copy_small_tensors()
         flags = flags_of(response, final, failed)
         if final:
             self.requests.remove(request)

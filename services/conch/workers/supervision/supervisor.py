@@ -87,7 +87,7 @@ class Supervisor:
     def await_worker(self, again: OnAvailable) -> bool:
         """Registers a callback for when requests need not wait; False if they need not wait now."""
         with self._group.lock:
-            if self.link is not None or self._group.hopeless or self._closed:
+            if self.link is not None or self._group.refuses_requests or self._closed:
                 return False
             self._member.on_available.append(again)
             return True
@@ -241,8 +241,8 @@ class Supervisor:
 
     # --- ending --------------------------------------------------------------------------------------------
 
-    def losing(self, worker: WorkerProcess) -> int:
-        """See `Owner.losing`."""
+    def begin_loss(self, worker: WorkerProcess) -> int:
+        """See `Owner.begin_loss`."""
         with self._group.lock:
             if self._policy.phase is Phase.SERVING and self._worker is worker:
                 # From here on new requests wait for the next worker; those in flight fail.
@@ -254,7 +254,7 @@ class Supervisor:
 
     def lost(self, worker: WorkerProcess) -> None:
         """See `Owner.lost`."""
-        self.losing(worker)
+        self.begin_loss(worker)
         with self._group.lock:
             if self._policy.phase is not Phase.LOST or self._worker is not worker:
                 return

@@ -83,7 +83,7 @@ class Tensor:
             tensor._batch = _Uncounted()
             return tensor  # its memory is private already
         if isinstance(core, DeviceTensor) and core.on_device:
-            if on_device and (memory := core.memory.another(core.nbytes)) is not None:
+            if on_device and (memory := core.memory.new_memory(core.nbytes)) is not None:
                 memory.write([core.memory])
                 tensor._core = DeviceTensor(core.name, core.datatype, core.shape, memory)
                 return tensor

@@ -206,9 +206,9 @@ class TransportCall:
         """Bytes of the message that is being received."""
         return 0 if self._reader is None else self._reader.partial_bytes
 
-    def room(self) -> memoryview | None:
-        """Memory for the next bytes of a long message, see `MessageReader.room`."""
-        return None if self._reader is None else self._reader.room()
+    def receive_buffer(self) -> memoryview | None:
+        """Memory for the next bytes of a long message, see `MessageReader.receive_buffer`."""
+        return None if self._reader is None else self._reader.receive_buffer()
 
 
 class UnaryCall(TransportCall):
@@ -520,7 +520,7 @@ class StreamCall(TransportCall, Reader):
         elif not self.ended:
             self.on_message(message)
 
-    def _want(self) -> None:
+    def _request_message(self) -> None:
         self._wanted = True
         self._deliver()
 
@@ -603,9 +603,9 @@ class StreamCall(TransportCall, Reader):
         """Delivers the next message, at once or when enough has been sent."""
         loop = self.connection.loop
         if loop.on_thread:
-            self._want()
+            self._request_message()
         else:
-            loop.call_soon(partial(self.connection.guarded, self, self._want))
+            loop.call_soon(partial(self.connection.guarded, self, self._request_message))
 
     def write(self, message: Buffer) -> None:
         """Sends a message after those written before it."""
