@@ -105,7 +105,7 @@ class ColdQueue:
         wanted.bytes -= waiter.size
         return True
 
-    def end(self, name: str) -> list[Waiter]:
+    def take_waiters(self, name: str) -> list[Waiter]:
         """Removes a model; returns its requests in their order."""
         wanted = self._wanted.pop(name, None)
         return [] if wanted is None else list(wanted.waiters.values())

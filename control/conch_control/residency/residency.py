@@ -501,7 +501,7 @@ class Residency:
         with self._lock:
             first, self._closed = not self._closed, True
             saved = self._to_save() if first and self._thread is not None else None
-            waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
+            waiters = [waiter for name in self._queue.in_order for waiter in self._queue.take_waiters(name)]
             futures = [each.result for each in self._wanted.values() if each.result is not None]
             self._wanted.clear()
             self._lock.notify_all()
@@ -982,7 +982,7 @@ class Residency:
         """Ends a wanted model: its requests go on, or get the error, which may be remembered."""
         with self._lock:
             wanted = self._wanted.pop(name, None)
-            waiters = self._queue.end(name)
+            waiters = self._queue.take_waiters(name)
             remember &= wanted is not None and wanted.run is None and not self._closed
             if error is not None and wanted is not None and remember:
                 state = None if wanted.prepared is None else wanted.prepared.states.get(name)

@@ -104,7 +104,7 @@ class ManagedPlan(RolloutPlan):
         self._abort("aborted by a call", now)
         return self._act(now)
 
-    def end(self, reason: str, now: int) -> list[Action]:
+    def end_rollout(self, reason: str, now: int) -> list[Action]:
         """Leaves it to the manager, which knows of its own loads and unloads."""
         return self._act(now)
 

@@ -263,7 +263,7 @@ class RolloutLoop:
     def end(self, model: str, reason: str) -> None:
         """Ends the rollout of a model that others have loaded or unloaded, if it has one."""
         if model in self._models:
-            self._on_plan(model, lambda plan, now: plan.end(reason, now))
+            self._on_plan(model, lambda plan, now: plan.end_rollout(reason, now))
 
     def status(self, model: str) -> RolloutStatus:
         """A model's rollout. Raises NotFoundError: it has none."""

@@ -238,7 +238,7 @@ class RolloutPlan:
                 self._step_by_call(call, weight, now)
         return self._act(now)
 
-    def end(self, reason: str, now: int) -> list[Action]:
+    def end_rollout(self, reason: str, now: int) -> list[Action]:
         """Ends a rollout that a load or unload by others has made pointless."""
         if self.progress.state in LIVE:
             self._abort(reason, now, called=True)

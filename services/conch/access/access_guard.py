@@ -385,7 +385,7 @@ class AccessGuard:
 
     def _take(self, peer: Client, grant: Grant, action: str, model: str, size: int) -> None:
         try:
-            grant.principal.limiter.take(size)
+            grant.principal.limiter.take_request(size)
         except ConchError as error:
             self._refuse(peer, grant, action, model, error)
             raise

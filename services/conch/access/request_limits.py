@@ -95,7 +95,7 @@ class Limiter:
         loads = limits.cold_loads_per_minute
         self._loads = None if loads is None else TokenBucket(loads, 1.0, now, _NS_PER_MINUTE)
 
-    def take(self, size: int) -> None:
+    def take_request(self, size: int) -> None:
         """Charges one call of `size` bytes.
 
         Raises:

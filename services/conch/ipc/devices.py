@@ -95,7 +95,7 @@ class ServerDevices:
                     self._leases.popitem(last=False)
         return _tensor(layout, place, memory, lease)
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Refuses: inputs live as long as their requests and are not lent."""
         raise WireError(f"tensor {number} is given back, but is not lent")
 
@@ -189,7 +189,7 @@ class WorkerDevices:
                 memory = self._opened[place.device] = _open(self._gpus, place.device, True)
         return _tensor(layout, place, memory, memory)
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Releases an output, once for each time it was sent."""
         with self._lock:
             lent = self._lent.get(number)

@@ -396,7 +396,7 @@ class Devices(Protocol):
             UnreachableError: Its memory can't be opened here.
         """
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Takes back a lent tensor that the receiver no longer uses.
 
         Raises:
@@ -830,7 +830,7 @@ class MessageStream:
             if not inline:
                 mappings = self.mappings if returned else None
                 stays = {**described, **self._lend_foreign_blocks(payload, lists, passing)}
-                take = partial(self.pool.take, owner=owner)
+                take = partial(self.pool.take_block, owner=owner)
                 _pack_block(payload, lists, layouts, size, take, stays, mappings)
                 return payload
             parts = payload.data
@@ -847,7 +847,7 @@ class MessageStream:
                 if layouts[0].aligned:
                     payload.data = [b"".join(parts)]
         except BaseException:  # raised again
-            self.discard(payload)
+            self.discard_payload(payload)
             raise
         return payload
 
@@ -950,7 +950,7 @@ class MessageStream:
         except BaseException:  # raised again
             mappings.put_back(released)
             if payload is not None:
-                self.discard(payload)
+                self.discard_payload(payload)
             raise
 
     def _encode_new(self, texts: tuple[bytes, ...], data: Sequence[Buffer]) -> bytes:
@@ -972,18 +972,18 @@ class MessageStream:
             raise
         os.close(fd)
 
-    def discard(self, payload: Payload) -> None:
+    def discard_payload(self, payload: Payload) -> None:
         """Frees a payload that is not sent. May be called twice."""
         block, payload.block = payload.block, None
         if block is not None:
-            self.pool.discard(block)
+            self.pool.discard_block(block)
         passed, payload.passed = payload.passed, []
         for each in passed:
             self.pool.take_back(each)
         lent, payload.lent = payload.lent, []
         if self.devices is not None:
             for number in lent:
-                self.devices.give_back(number)
+                self.devices.return_memory(number)
 
     def _release_many(self) -> None:
         """Returns blocks at once; never blocks, whatever its caller holds."""
@@ -1026,9 +1026,9 @@ class MessageStream:
                     os.close(fd)
             for number in message.released:
                 if number < RETURNED:
-                    self.pool.give_back(number)
+                    self.pool.return_block(number)
                 elif self.devices is not None:
-                    self.devices.give_back(number & ~RETURNED)
+                    self.devices.return_memory(number & ~RETURNED)
                 else:
                     raise WireError(f"tensor {number & ~RETURNED} is given back, but is not lent")
             if not message.numbers:
@@ -1086,7 +1086,7 @@ class MessageStream:
                     self._check_passing()
                     self.mappings.add_passed(message.block, fds[0])
                     return None
-                self.mappings.add(message.block, message.block_size, fds[0])
+                self.mappings.map_block(message.block, message.block_size, fds[0])
                 return None
             except OSError as failed:
                 error = unmapped_error(str(failed))

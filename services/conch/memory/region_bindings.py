@@ -86,7 +86,7 @@ class RegionBindings:
         if not self._released:
             self._released = True
             for region in self._regions_in_use.values():
-                self._regions.release(region)
+                self._regions.release_region(region)
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory for an output to be written to directly; None if there is none, or too little."""
@@ -121,7 +121,7 @@ class RegionBindings:
     def _part(self, name: str, offset: int, byte_size: int) -> Region:
         region = self._regions_in_use.get(name)
         if region is None:
-            region = self._regions_in_use[name] = self._regions.acquire(name)
+            region = self._regions_in_use[name] = self._regions.acquire_region(name)
         check_part(name, region.byte_size, offset, byte_size)
         if self._remaining_bytes is not None:
             self._remaining_bytes -= byte_size

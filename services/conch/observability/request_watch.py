@@ -248,7 +248,7 @@ class RequestWatch:
             trace.cancelled = request.cancelled
             if not trace.model:  # refused
                 trace.model = request.model_name
-            self._watches.tracer.end(trace, responded_ns or now)
+            self._watches.tracer.end_trace(trace, responded_ns or now)
 
     def _line(self, request: InferenceRequest, error: ConchError | None, now: int) -> AccessRecord:
         code = OK if error is None else error.code

@@ -115,12 +115,12 @@ def test_each_waiting_request_leaves_the_queue_once(events: list[tuple[str, str,
         elif event == "leave" and number < len(added) and queue.leave(name, added[number]):
             left.append(added[number])
         elif event == "end":
-            left += queue.end(name)
+            left += queue.take_waiters(name)
         elif event == "expire":
             left += [waiter for _, waiter in queue.expire(now)]
         assert len(queue) == len(added) - len(left)
     for name in queue.in_order:
-        left += queue.end(name)
+        left += queue.take_waiters(name)
     assert Counter(map(id, left)) == Counter(map(id, added))
 
 
@@ -143,8 +143,8 @@ def test_waiting_requests_are_bounded_for_each_model() -> None:
     assert not queue.leave("a", 1)
     queue.add("a", 3, third := Waiter(ignore, 60, 9 * S))
     assert queue.leave("a", 2)
-    assert queue.end("a") == [third]
-    assert queue.end("a") == []
+    assert queue.take_waiters("a") == [third]
+    assert queue.take_waiters("a") == []
     assert "a" not in queue
 
 

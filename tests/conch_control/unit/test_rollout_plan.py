@@ -582,7 +582,7 @@ def test_progress_of_versions_that_are_gone_is_dropped_with_a_warning() -> None:
 
 def test_a_load_by_others_ends_the_rollout() -> None:
     driven = stepping()
-    driven.do(driven.plan.end("version 8 was loaded with another config", driven.now))
+    driven.do(driven.plan.end_rollout("version 8 was loaded with another config", driven.now))
     assert (driven.state, driven.traffic) == (State.ABORTING, Traffic(7))
     assert driven.plan.progress.reason == "version 8 was loaded with another config"
 
@@ -719,7 +719,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def end(self) -> None:
-        self.driven.do(self.driven.plan.end("loaded with another config", self.driven.now))
+        self.driven.do(self.driven.plan.end_rollout("loaded with another config", self.driven.now))
         self.check()
 
     @rule()

@@ -217,7 +217,7 @@ class Runner(RunnerBase):
     def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence without a further request, if there is one."""
         with self.lock:
-            self.scheduler.end(correlation_id)
+            self.scheduler.end_sequence(correlation_id)
             self.wake_if_due(self.clock())  # its slot may let others run
             self.closing.check()
         self.settle_limits()
@@ -491,7 +491,7 @@ class Runner(RunnerBase):
         idle = instances.give_back(instance)
         if self.limits is not None:
             assert self.selector is not None, "limits come with a selector"
-            self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
+            self.limits.release_instance(instance, idle and self.selector.has_use_for(instance, now))
 
 
 def _finish_all(received: deque[tuple[Runner, Batch, BatchOutcome]]) -> None:

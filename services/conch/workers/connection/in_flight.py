@@ -111,7 +111,7 @@ class InFlightTable:
         self._closed = False
         self._last: list[InFlight] = []
 
-    def add(self, batch: Batch, done: Done, instance: int = 0) -> SentBatch | None:
+    def add_batch(self, batch: Batch, done: Done, instance: int = 0) -> SentBatch | None:
         """Adds a batch that is about to be sent; None if the table is closed."""
         sent = SentBatch(next(self._numbers), batch, done, monotonic_ns(), instance)
         if self.rescheduled:
@@ -136,7 +136,7 @@ class InFlightTable:
                 request.on_cancel = self._cancelled
         return sent
 
-    def end(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
+    def end_batch(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
         """Removes a batch; requests with the indexes `left` stay open. False if the batch is not there."""
         with self._lock:
             if self.batches.pop(sent.number, None) is None:

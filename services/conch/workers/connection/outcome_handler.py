@@ -64,7 +64,7 @@ class OutcomeHandler:
                 _keep_waiting(batch, columns.responses)
             if columns.flags is not None:
                 left = self._mark(sent, columns.responses, columns.flags)
-        if not table.end(sent, left):
+        if not table.end_batch(sent, left):
             return  # the worker was lost meanwhile
         for index in left:
             if (entry := table.entry(sent.number_at(index))) is not None:
@@ -136,7 +136,7 @@ class OutcomeHandler:
         if opened is not None:
             for number in sent.numbers:
                 opened.pop(number, None)
-        elif not self._table.end(sent):
+        elif not self._table.end_batch(sent):
             return
         sent.done(sent.batch, error)
 

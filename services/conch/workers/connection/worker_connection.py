@@ -191,7 +191,7 @@ class WorkerConnection:
 
     def start(self, batch: Batch, done: Done, instance: int = 0) -> Pending:
         """Sends a batch for an instance, see `BackendInstance.start`; it fails on a lost connection."""
-        sent = self.table.add(batch, done, instance)
+        sent = self.table.add_batch(batch, done, instance)
         if sent is not None:
             self._send(sent)
         return PENDING
@@ -239,7 +239,7 @@ class WorkerConnection:
             self.stream.send(Kind.EXECUTE, sent.number, fields, payload, texts)
         except BaseException as error:
             if payload is not None:
-                self.stream.discard(payload)
+                self.stream.discard_payload(payload)
             # On a closed channel the loss ends the batch.
             if not isinstance(error, ChannelClosedError):
                 self._results.fail(sent, as_conch_error(error))

@@ -137,7 +137,7 @@ class HostedRequests:
         request.gone = False
         self._unfinished[request.number] = request
 
-    def end(self, number: int, left: Iterable[HostedRequest] = ()) -> None:
+    def end_batch(self, number: int, left: Iterable[HostedRequest] = ()) -> None:
         """Removes an executed batch; keeps those of its requests that go on."""
         staying = set()
         for request in left:

@@ -40,7 +40,7 @@ class Watchdog:
         self._starts: dict[int, int] = {}  # in order of their starts, and so of their deadlines
         self._timer: Timer | None = None
 
-    def begin(self) -> int:
+    def begin_batch(self) -> int:
         """Starts watching an execution; returns its number."""
         with self._lock:
             number = next(self._numbers)
@@ -55,7 +55,7 @@ class Watchdog:
         with self._lock:
             return len(self._starts)
 
-    def end(self, number: int) -> None:
+    def end_batch(self, number: int) -> None:
         """Stops watching an execution."""
         with self._lock:
             self._starts.pop(number, None)
@@ -172,7 +172,7 @@ class _Watched:
         self._done = done
         self._error = error
         self._unfinished: set[int] = set()
-        self._number = hangs.begin()
+        self._number = hangs.begin_batch()
 
     def __call__(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Passes the outcome on, or the error of the limit."""
@@ -184,14 +184,14 @@ class _Watched:
             for entry in kept:
                 entry.watched = self
         if not self._unfinished or link.lost:
-            self._hangs.end(self._number)
+            self._hangs.end_batch(self._number)
         self._done(batch, outcome)
 
     def ended(self, entry: OpenRequest) -> None:
         """See `Watch`."""
         self._unfinished.discard(entry.number)
         if not self._unfinished:
-            self._hangs.end(self._number)
+            self._hangs.end_batch(self._number)
 
     def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
         """See `Watch`."""

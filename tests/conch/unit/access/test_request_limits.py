@@ -27,7 +27,7 @@ class SteeredClock:
 def taken(limiter: Limiter, size: int) -> float | None:
     """The seconds to wait, None if a call was admitted."""
     try:
-        limiter.take(size)
+        limiter.take_request(size)
     except ResourceExhaustedError as error:
         assert error.retry_after_ms is not None and error.retry_after_ms > 0
         return error.retry_after_ms / 1000

@@ -277,7 +277,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     assert all(grant.state is GrantState.WAITING for grant in grants)
     going = resize(model, 1, 1)
     assert sorted(grant.state.name for grant in grants) == ["RESTING", "WAITING"]
-    limiter.notify(limiter.release(held))
+    limiter.notify(limiter.release_grant(held))
     for _ in range(3):
         gate.go.release()
     assert answers.wait(3)

@@ -515,7 +515,7 @@ def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     runner.submit(make_request(answers, priority=0))
     limiter.wait_refused()
     assert not runner.closing.close(0.0)
-    limiter.notify(limiter.release(held))
+    limiter.notify(limiter.release_grant(held))
     finish(answers, 1)
     assert runner.closing.close()
     assert limiter.units_in_use == 0
@@ -735,7 +735,7 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     def passing_on(number: int) -> Callable[[], None]:
         def on_granted() -> None:
             told.append(number)
-            limiter.notify(limiter.give_back([grants[number]]))
+            limiter.notify(limiter.return_grants([grants[number]]))
 
         return on_granted
 
@@ -746,7 +746,7 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     assert limiter.ask(grants[:1]) is grants[0]
     for grant in grants[1:]:
         limiter.ask([grant])
-    limiter.notify(limiter.release(grants[0]))
+    limiter.notify(limiter.release_grant(grants[0]))
     assert told == list(range(1, 5000))
     assert limiter.units_in_use == 0
 

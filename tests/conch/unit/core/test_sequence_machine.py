@@ -154,7 +154,7 @@ class Driver:
         assert not self.batcher.cancel(request)
 
     def end(self, correlation_id: int) -> None:
-        self.batcher.end(correlation_id)
+        self.batcher.end_sequence(correlation_id)
         self.expected.end(correlation_id)
 
     def look(self) -> None:

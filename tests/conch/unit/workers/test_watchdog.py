@@ -47,9 +47,9 @@ def _detector(monitor: Any, found: list[int]) -> Watchdog:
 def test_an_execution_that_lasts_too_long() -> None:
     monitor, found = _Monitor(), list[int]()
     hangs = _detector(monitor, found)
-    first = hangs.begin()
+    first = hangs.begin_batch()
     monitor.move(6 * S)
-    hangs.begin()
+    hangs.begin_batch()
     monitor.move(4 * S)
     assert found == [first]
     monitor.move(5 * S)
@@ -61,7 +61,7 @@ def test_an_execution_that_lasts_too_long() -> None:
 def test_what_is_closed_notices_nothing() -> None:
     monitor, found = _Monitor(), list[int]()
     hangs = _detector(monitor, found)
-    hangs.begin()
+    hangs.begin_batch()
     hangs.close()
     monitor.move(100 * S)
     assert not found
@@ -74,7 +74,7 @@ def test_exactly_those_that_did_not_end_in_time(steps: list[tuple[int, int]]) ->
     running: dict[int, int] = {}
     late: set[int] = set()
     for ns, ends in steps:
-        number = hangs.begin()
+        number = hangs.begin_batch()
         running[number] = monitor.now
         assert len(monitor.timers) == 1
         monitor.move(ns)
@@ -82,7 +82,7 @@ def test_exactly_those_that_did_not_end_in_time(steps: list[tuple[int, int]]) ->
         running = {each: start for each, start in running.items() if each not in late}
         assert set(found) == late and len(found) == len(late)
         for each in list(running)[:ends]:
-            hangs.end(each)
+            hangs.end_batch(each)
             del running[each]
     monitor.move(100 * S)
     assert set(found) == late | set(running)

@@ -154,8 +154,8 @@ def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path
 def test_a_payload_that_is_not_sent_is_given_back() -> None:
     with exchanges() as (server, _):
         payload = server.pack([[large()]])
-        server.discard(payload)
-        server.discard(payload)  # once is enough
+        server.discard_payload(payload)
+        server.discard_payload(payload)  # once is enough
         assert server.pool.lent == 0
 
 
@@ -163,7 +163,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
     """Its block has 4 GB then; of its memory only the pages exist that are written."""
     size = 2**31 + 8
     with exchanges() as (server, host):
-        block = server.pool.take(size)
+        block = server.pool.take_block(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
         payload = placed((("x", "UINT8", (size,)),), [Place(block.number, 0, size)])
         payload.block = block

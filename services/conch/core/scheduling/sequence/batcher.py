@@ -269,7 +269,7 @@ class SequenceBatcher(Scheduler):
             return False
         return self._successor(request.correlation_id) is not None
 
-    def end(self, correlation_id: int | str) -> None:
+    def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence, if there is one: at once if it is idle, else after what is queued of it."""
         sequence = self._successor(correlation_id)
         if sequence is None:
@@ -304,7 +304,7 @@ class SequenceBatcher(Scheduler):
         sequence = LiveSequence(
             correlation_id, self._controls.identity(correlation_id), dict(self._initial), own
         )
-        self._make_ready(self._table.add(sequence))
+        self._make_ready(self._table.add_sequence(sequence))
         self.expiries.began(now_ns)
         return sequence
 
@@ -315,7 +315,7 @@ class SequenceBatcher(Scheduler):
         return self._last_id
 
     def _release(self, sequence: LiveSequence) -> None:
-        self._make_ready(self._table.release(sequence))
+        self._make_ready(self._table.release_sequence(sequence))
 
     def _make_ready(self, sequence: LiveSequence | None) -> None:
         """Makes the queue of a newly seated sequence ready."""
