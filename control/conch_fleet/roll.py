@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from conch.core.errors import ConchError, InvalidArgumentError, without_details
-from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, OperationOutcome
+from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, LoadOutcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.messages import UnreachableError
 from conch_fleet.fleet_state import Change, Ended, ModelState, Note, RollStep, ServerState, Sight
@@ -185,8 +185,8 @@ class Roll:
             self._pause(server, name, now)  # it is reached again already
             return
         server.returning.discard(name)
-        outcome = OperationOutcome.DONE if error is None else outcome_of(error)
-        if outcome is OperationOutcome.DONE:
+        outcome = LoadOutcome.DONE if error is None else outcome_of(error)
+        if outcome is LoadOutcome.DONE:
             server.pauses.pop(name, None)
             if step.kind == "unload":
                 server.copies.pop(name, None)
@@ -207,12 +207,12 @@ class Roll:
             self._unload_errors[name] = shown
             self._pause(server, name, now)
             return
-        if outcome is OperationOutcome.TRANSIENT:
+        if outcome is LoadOutcome.TRANSIENT:
             self._pause(server, name, now)
         model = self._models.get(name)
         if model is None or model.generation != step.generation:
             return  # it has changed since
-        model.error, model.held = shown, outcome is OperationOutcome.FAILED
+        model.error, model.held = shown, outcome is LoadOutcome.FAILED
         others = [each.address for each in self._servers.values() if each.up and name in each.copies]
         if model.held and others:
             self._note(

@@ -142,11 +142,7 @@ def _place(config: ModelConfig, tensor: str) -> str:
 
 
 def _not_written(
-    output: str,
-    ensemble: str,
-    consumed: set[str],
-    makers: Mapping[str, ModelEnsembling.Step],
-    made: set[str],
+    output: str, ensemble: str, consumed: set[str], makers: Mapping[str, ModelEnsembling.Step], made: set[str]
 ) -> str:
     if output not in makers:
         if output not in consumed:

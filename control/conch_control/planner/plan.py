@@ -83,8 +83,8 @@ class Operation:
     changed: tuple[str, ...] = field(default=(), compare=False)
 
 
-class OperationOutcome(Enum):
-    """Result of an operation."""
+class LoadOutcome(Enum):
+    """Result of a load or unload."""
 
     DONE = "done"
     FAILED = "failed"
@@ -220,21 +220,19 @@ class PlannerPlan:
                 model.settled = True
         return self._start(now)
 
-    def finished(self, operation: Operation, outcome: OperationOutcome, now: int) -> list[Operation]:
+    def finished(self, operation: Operation, outcome: LoadOutcome, now: int) -> list[Operation]:
         """Processes the end of an operation."""
         model = self._models[operation.name]
         model.in_progress = None
-        if outcome is OperationOutcome.TRANSIENT or (
-            outcome is OperationOutcome.FAILED and operation.kind == "unload"
-        ):
+        if outcome is LoadOutcome.TRANSIENT or (outcome is LoadOutcome.FAILED and operation.kind == "unload"):
             if not model.changed:  # else the new state is tried at once
                 model.failures += 1
                 model.retry_at = now + min(FIRST_RETRY_NS << min(model.failures - 1, 10), LAST_RETRY_NS)
             model.done = _UNKNOWN
         else:
             model.failures = model.retry_at = 0
-            model.failed = outcome is OperationOutcome.FAILED
-            if operation.kind == "load" and outcome is OperationOutcome.DONE:
+            model.failed = outcome is LoadOutcome.FAILED
+            if operation.kind == "load" and outcome is LoadOutcome.DONE:
                 self._retry_dependents(operation.name)
         return self._start(now)
 

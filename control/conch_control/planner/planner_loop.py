@@ -23,7 +23,7 @@ from conch.core.model_control import LoadParameter
 from conch_control.agent_api import Index, is_transient
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import Event, EventLog
-from conch_control.planner.plan import Operation, OperationOutcome, PlannerPlan
+from conch_control.planner.plan import LoadOutcome, Operation, PlannerPlan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watcher import ChangedModels, Watcher
 from conch_control.repository.layout import shortened_paths
@@ -218,7 +218,7 @@ class Planner:
         for operation, error, took_ns in ended:
             serves = self._running is not None and operation.name in self._running.names
             _log_end(operation, error, took_ns, serves)
-            outcome = OperationOutcome.DONE if error is None else outcome_of(error)
+            outcome = LoadOutcome.DONE if error is None else outcome_of(error)
             self.start_operations(self._plan.finished(operation, outcome, self._clock()))
         if self._running is None:
             self._attach()
@@ -372,11 +372,11 @@ class Planner:
             self._changed.notify_all()
 
 
-def outcome_of(error: BaseException) -> OperationOutcome:
+def outcome_of(error: BaseException) -> LoadOutcome:
     """Classifies the error of an operation."""
     if isinstance(error, ConchError) and _OUTDATED in error.message:
-        return OperationOutcome.DONE  # superseded
-    return OperationOutcome.TRANSIENT if is_transient(error) else OperationOutcome.FAILED
+        return LoadOutcome.DONE  # superseded
+    return LoadOutcome.TRANSIENT if is_transient(error) else LoadOutcome.FAILED
 
 
 def _log_end(operation: Operation, error: BaseException | None, took_ns: int, serves: bool) -> None:

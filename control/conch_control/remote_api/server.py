@@ -97,11 +97,7 @@ class ModelControl:
     """Implements the service with an agent."""
 
     def __init__(
-        self,
-        agent: AgentApi,
-        guard: AccessGuard,
-        watches: int = MOST_WATCHES,
-        loads: int = MOST_LOADS,
+        self, agent: AgentApi, guard: AccessGuard, watches: int = MOST_WATCHES, loads: int = MOST_LOADS
     ) -> None:
         self._agent = agent
         self._guard = guard
@@ -213,12 +209,12 @@ class ModelControl:
         return pb.GetRolloutResponse(rollout=rollout_message(self._agent.rollout(request.model)))
 
     def _list_rollouts(self, request: pb.ListRolloutsRequest, caller: CallAccess) -> pb.ListRolloutsResponse:
-        shown = [each for each in self._agent.rollouts() if caller.may_see(each.model)]
+        shown = [each for each in self._agent.rollouts() if caller.allows(each.model)]
         return pb.ListRolloutsResponse(rollouts=map(rollout_message, shown))
 
     def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
         index = self._agent.models()
-        shown = replace(index, models=tuple(model for model in index.models if caller.may_see(model.name)))
+        shown = replace(index, models=tuple(model for model in index.models if caller.allows(model.name)))
         return pb.IndexResponse(index=index_message(shown))
 
     def _describe(self, request: pb.DescribeRequest, caller: CallAccess) -> pb.DescribeResponse:
@@ -264,12 +260,12 @@ class ModelControl:
             ):
                 request = pb.WatchRequest.FromString(data)
 
-                def may_see(model: str) -> bool:
+                def allows(model: str) -> bool:
                     caller.renew()  # the policy may have changed since the last message
-                    return caller.may_see(model)
+                    return caller.allows(model)
 
                 for message in Watch(
-                    self._agent, request, lambda: self._stopping or gone.is_set(), may_see=may_see
+                    self._agent, request, lambda: self._stopping or gone.is_set(), allows=allows
                 ):
                     caller.renew()
                     yield message.SerializeToString()

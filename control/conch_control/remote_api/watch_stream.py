@@ -23,7 +23,7 @@ _NS_PER_S = 1_000_000_000
 class Watch:
     """Messages of one watch stream, as an iterable.
 
-    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow. `may_see`
+    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow. `allows`
     tells whether the client may see a model.
 
     Raises:
@@ -36,9 +36,9 @@ class Watch:
         request: pb.WatchRequest,
         given_up: Callable[[], bool],
         clock: Clock = monotonic_ns,
-        may_see: Callable[[str], bool] = lambda model: True,
+        allows: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        self._may_see = may_see
+        self._allows = allows
         if request.WhichOneof("start") == "whole_state" and not request.whole_state:
             raise InvalidArgumentError("'whole_state' must be true, or absent to begin elsewhere")
         self._agent = agent
@@ -118,7 +118,7 @@ class Watch:
         return self._given_up() or self._agent.draining != self._draining
 
     def _includes(self, model: str) -> bool:
-        return (not self._models or model in self._models) and self._may_see(model)
+        return (not self._models or model in self._models) and self._allows(model)
 
     def _track_staging(self, phases: Iterable[tuple[str, int, Phase]]) -> None:
         if self._interval_ns is None:
@@ -140,7 +140,7 @@ class Watch:
         if self._interval_ns is None or not self._staging or now < self._next_progress_ns:
             return []
         self._next_progress_ns = now + self._interval_ns
-        staging = {model for model, _ in self._staging if self._may_see(model)}
+        staging = {model for model, _ in self._staging if self._allows(model)}
         found = {model.name: model for model in self._agent.progress(staging)}
         changed = [status for name, status in found.items() if self._progress.get(name) != status]
         self._progress = found

@@ -87,8 +87,8 @@ from conch_control.residency.residency_plan import (
     Holding,
     HoldingState,
     ResidencyLimits,
-    ResidencyOutcome,
     ResidencyPlan,
+    RoomOutcome,
 )
 from conch_control.residency.residency_state import ResidencyFile, SavedResidency
 from conch_control.residency.segments import Room
@@ -812,14 +812,14 @@ class Residency:
                 sizes = wanted.prepared.sizes
                 needs = {each: sizes[each] for each in sizes if self._plan.holding(each) is None}
                 decision = self._plan.request(name, needs, sizes, now, usage.is_busy)
-                wanted.blocked = decision.outcome is ResidencyOutcome.BLOCKED
+                wanted.blocked = decision.outcome is RoomOutcome.BLOCKED
                 victims += decision.victims
-                if decision.outcome is ResidencyOutcome.GRANTED:
+                if decision.outcome is RoomOutcome.GRANTED:
                     wanted.busy = True
                     threads -= 1
                     self.statistics.queued(now - wanted.since_ns)
                     begin.append(partial(self._load, name, wanted, needs))
-                elif decision.outcome is ResidencyOutcome.TOO_LARGE:
+                elif decision.outcome is RoomOutcome.TOO_LARGE:
                     ended.append((name, self._too_large(name, sizes)))
             self._warn_of_thrashing()
         self._evict(victims, "room")

@@ -98,7 +98,7 @@ class Holding:
         return self.room.bytes
 
 
-class ResidencyOutcome(Enum):
+class RoomOutcome(Enum):
     """Result of a request; the module has the table."""
 
     GRANTED = "granted"
@@ -111,7 +111,7 @@ class ResidencyOutcome(Enum):
 class Decision:
     """Result of a request, with the holdings to be unloaded now, in order."""
 
-    outcome: ResidencyOutcome
+    outcome: RoomOutcome
     victims: tuple[Holding, ...] = ()
 
 
@@ -231,25 +231,25 @@ class ResidencyPlan:
         wanted = _Job(needs, frozenset({job, *keeps}))
         held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
         if not (wanted.room + held).within(self.limits.budget):
-            return Decision(ResidencyOutcome.TOO_LARGE)
+            return Decision(RoomOutcome.TOO_LARGE)
         claimed = _sum(each.room for each in self._claims.values())
         free = self._free() - claimed
         if wanted.room.within(free):
             self._grant(job, wanted)
-            return Decision(ResidencyOutcome.GRANTED)
+            return Decision(RoomOutcome.GRANTED)
         coming = free + self._coming(busy)
         victims: list[Holding] = []
         if not wanted.room.within(coming):
             found = self._victims(wanted.room - coming, wanted.keeps, now, busy, self._is_rare(job, now))
             if found is None:
-                return Decision(ResidencyOutcome.BLOCKED)
+                return Decision(RoomOutcome.BLOCKED)
             victims = found
         self._claims[job] = wanted
         for victim in victims:
             self._unload(victim)
             if victim.name not in wanted.keeps and self._pairs.add(victim.name, job, now):
                 self.thrashing.append(frozenset({victim.name, job}))
-        return Decision(ResidencyOutcome.WAITING, tuple(victims))
+        return Decision(RoomOutcome.WAITING, tuple(victims))
 
     def drop_claims(self) -> None:
         """Forgets all claims, before their loads are requested again."""
@@ -396,13 +396,7 @@ class ResidencyPlan:
         )
 
     def _victims(
-        self,
-        missing: Room,
-        keeps: frozenset[str],
-        now: int,
-        busy: Busy,
-        rare: bool,
-        partly: bool = False,
+        self, missing: Room, keeps: frozenset[str], now: int, busy: Busy, rare: bool, partly: bool = False
     ) -> list[Holding] | None:
         """Resident models that give the missing room, in the order to unload them; None if there are none.
 

@@ -502,10 +502,8 @@ def _split(table: _Table, labels: Mapping[str, int]) -> tuple[tuple[int, int], .
 def _guard(table: _Table, shadows: bool) -> Guard:
     share = "must be a share from 0 to below 1, such as 0.01"
     guard = Guard(
-        requests=table.read("requests", Guard().requests, _whole_number(1, 10**9), "must be a number from 1"),
-        failures=table.read(
-            "failures", Guard().failures, _whole_number(1, 1000), "must be a number from 1 to 1000"
-        ),
+        requests=table.read("requests", Guard().requests, _whole(1, 10**9), "must be a number from 1"),
+        failures=table.read("failures", Guard().failures, _whole(1, 1000), "must be a number from 1 to 1000"),
         errors=table.read("errors", None, _real(0, 1), share),
         slower=table.read(
             "slower",
@@ -544,7 +542,7 @@ def _shadow(table: _Table) -> Shadow:
     inner.refuse_others()
     shadow = Shadow(
         inflight=table.read(
-            "inflight", Shadow().inflight, _whole_number(1, 10_000), "must be a number from 1 to 10000"
+            "inflight", Shadow().inflight, _whole(1, 10_000), "must be a number from 1 to 10000"
         ),
         copy_regions=table.read("copy_regions", False, _bool, "must be true or false"),
         compare=compare,
@@ -554,12 +552,12 @@ def _shadow(table: _Table) -> Shadow:
 
 
 def _topk(table: _Table) -> tuple[tuple[str, int], ...]:
-    valid = _whole_number(1, 10**6)
+    valid = _whole(1, 10**6)
     names = [name for name, _ in table.given()]
     return tuple((name, table.read(name, 1, valid, "must be a number from 1")) for name in names)
 
 
-def _whole_number(least: int, most: int) -> Callable[[Any], int | None]:
+def _whole(least: int, most: int) -> Callable[[Any], int | None]:
     def valid(value: Any) -> int | None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and least <= value <= most else None
@@ -575,7 +573,7 @@ def _real(least: float, below: float) -> Callable[[Any], float | None]:
     return valid
 
 
-_version = _whole_number(1, _MAX_VERSION)
+_version = _whole(1, _MAX_VERSION)
 
 
 def _candidate(value: Any) -> int | str | None:

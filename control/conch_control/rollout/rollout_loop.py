@@ -403,13 +403,7 @@ class RolloutLoop:
         self._see(model, found)
 
     def _manage(
-        self,
-        model: str,
-        manager: str,
-        declaration: Declaration,
-        progress: Progress,
-        lease_ns: int,
-        now: int,
+        self, model: str, manager: str, declaration: Declaration, progress: Progress, lease_ns: int, now: int
     ) -> str:
         found = self._models.get(model)
         if found is None:

@@ -186,7 +186,7 @@ class Pool:
             return len(self._blocks) - self._idle_count
 
     @property
-    def at_lending_limit(self) -> bool:
+    def all_lent(self) -> bool:
         """True if `MOST_LENT` blocks are lent, so that no further one should be."""
         return self.lent >= MOST_LENT
 

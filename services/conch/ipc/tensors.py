@@ -822,9 +822,7 @@ class MessageStream:
             whole = size  # -1 for strings, and for lists that differ
             if size < 0:
                 size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-            inline = not described and (
-                size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.at_lending_limit)
-            )
+            inline = not described and (size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.all_lent))
             flags = (_COMMON if common else 0) | (0 if inline else _PLACED)
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:

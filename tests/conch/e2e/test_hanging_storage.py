@@ -23,7 +23,7 @@ from conch.server import InferenceServer
 from conch.server_options import PartOptions, ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.planner.plan import OperationOutcome
+from conch_control.planner.plan import LoadOutcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
@@ -161,13 +161,13 @@ def poll_error() -> ConchError:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (poll_error, OperationOutcome.TRANSIENT),
-        (lambda: PollError("m", "no such field"), OperationOutcome.FAILED),
-        (lambda: InvalidArgumentError("boom"), OperationOutcome.FAILED),
+        (poll_error, LoadOutcome.TRANSIENT),
+        (lambda: PollError("m", "no such field"), LoadOutcome.FAILED),
+        (lambda: InvalidArgumentError("boom"), LoadOutcome.FAILED),
     ],
 )
 def test_a_planner_elsewhere_knows_whether_another_try_may_succeed(
-    tmp_path: Path, error: Callable[[], ConchError], outcome: OperationOutcome
+    tmp_path: Path, error: Callable[[], ConchError], outcome: LoadOutcome
 ) -> None:
     agent = FakeAgent()
     agent.failures["m"] = error

@@ -14,15 +14,15 @@ from conch_control.planner.plan import (
     FIRST_RETRY_NS,
     LAST_RETRY_NS,
     FoundModel,
+    LoadOutcome,
     Operation,
-    OperationOutcome,
     PlannerPlan,
     Snapshot,
 )
 from conch_control.repository.layout import Fingerprint
 
 SETTLE = 100
-DONE, FAILED, TRANSIENT = OperationOutcome.DONE, OperationOutcome.FAILED, OperationOutcome.TRANSIENT
+DONE, FAILED, TRANSIENT = LoadOutcome.DONE, LoadOutcome.FAILED, LoadOutcome.TRANSIENT
 
 
 def load(name: str) -> Operation:
@@ -60,7 +60,7 @@ class Told:
         self.now += after
         return self.plan.snapshot_taken(Snapshot(models, partial), self.now, self.now)
 
-    def end(self, operation: Operation, outcome: OperationOutcome = DONE) -> list[Operation]:
+    def end(self, operation: Operation, outcome: LoadOutcome = DONE) -> list[Operation]:
         return self.plan.finished(operation, outcome, self.now)
 
     def settle(self, **models: FoundModel | None) -> list[Operation]:
@@ -514,12 +514,12 @@ class Machine(RuleBasedStateMachine):
         self.carry_out(self.plan.tick(self.now))
 
     @precondition(lambda self: self.in_progress)
-    @rule(data=st.data(), outcome=st.sampled_from(OperationOutcome))
-    def end(self, data: st.DataObject, outcome: OperationOutcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(LoadOutcome))
+    def end(self, data: st.DataObject, outcome: LoadOutcome) -> None:
         name = data.draw(st.sampled_from(sorted(self.in_progress)))
         self.finish(name, outcome)
 
-    def finish(self, name: str, outcome: OperationOutcome) -> None:
+    def finish(self, name: str, outcome: LoadOutcome) -> None:
         operation = self.in_progress.pop(name)
         served = self.agent[name]
         number = self.stable[name][0]

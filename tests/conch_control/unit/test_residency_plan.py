@@ -13,12 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from conch_control.residency.residency_plan import (
-    HoldingState,
-    ResidencyLimits,
-    ResidencyOutcome,
-    ResidencyPlan,
-)
+from conch_control.residency.residency_plan import HoldingState, ResidencyLimits, ResidencyPlan, RoomOutcome
 from conch_control.residency.segments import Room
 
 if TYPE_CHECKING:
@@ -104,15 +99,15 @@ class Residency(RuleBasedStateMachine):
             wanted = sum(needs.values(), Room())
             fits = self.fits(name, wanted)
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
-            assert (decision.outcome is not ResidencyOutcome.TOO_LARGE) == fits
+            assert (decision.outcome is not RoomOutcome.TOO_LARGE) == fits
             self.unload(list(decision.victims))
-            if decision.outcome is ResidencyOutcome.TOO_LARGE:
+            if decision.outcome is RoomOutcome.TOO_LARGE:
                 del self.wanted[name]
-            elif decision.outcome is ResidencyOutcome.GRANTED:
+            elif decision.outcome is RoomOutcome.GRANTED:
                 assert self.plan.total.within(BUDGET)
                 self.loading[name] = needs
                 del self.wanted[name]
-            elif decision.outcome is ResidencyOutcome.WAITING:
+            elif decision.outcome is RoomOutcome.WAITING:
                 waiting += wanted
             if not self.grown:
                 leaving = sum((each.room for each in self.leaving if each not in self.stuck), Room())
@@ -197,10 +192,10 @@ class Residency(RuleBasedStateMachine):
                 return
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             self.unload(list(decision.victims))
-            if decision.outcome is ResidencyOutcome.GRANTED:
+            if decision.outcome is RoomOutcome.GRANTED:
                 self.loading[name] = needs
                 return
-            assert decision.outcome is ResidencyOutcome.WAITING
+            assert decision.outcome is RoomOutcome.WAITING
             for each in [each for each in self.leaving if each not in self.stuck]:
                 self.leaving.remove(each)
                 self.plan.note_unloaded(each)
@@ -269,7 +264,7 @@ def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> fl
             continue
         while (
             plan.request(name, {name: room(size_of(model))}, (), now, lambda _: False).outcome
-            is ResidencyOutcome.WAITING
+            is RoomOutcome.WAITING
         ):
             for each in [each for each in plan.holdings if each.state is HoldingState.UNLOADING]:
                 plan.note_unloaded(each)
@@ -307,7 +302,7 @@ def test_models_that_evict_each_other_are_reported_once() -> None:
         for victim in decision.victims:
             plan.note_unloaded(victim)
         plan.drop_claims()
-        if decision.outcome is not ResidencyOutcome.GRANTED:
+        if decision.outcome is not RoomOutcome.GRANTED:
             plan.request(name, {name: room(10)}, (), now, lambda _: False)
         plan.ended(name, {name: room(10)}, {}, now)
         assert len(plan.thrashing) == (turn > 7)
@@ -318,20 +313,15 @@ def test_a_rare_model_does_not_evict_one_in_use() -> None:
     plan = ResidencyPlan(ResidencyLimits(Room(10, 1), 10 * S))
     now = 7200 * S
     plan.note_request("busy", now)
-    assert (
-        plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is ResidencyOutcome.GRANTED
-    )
+    assert plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is RoomOutcome.GRANTED
     plan.ended("busy", {"busy": room(10)}, {}, now)
     now += 60 * S
     plan.used("busy", now)
     plan.note_request("rare", now)
-    assert (
-        plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is ResidencyOutcome.BLOCKED
-    )
+    assert plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is RoomOutcome.BLOCKED
     plan.note_request("rare", now + S)  # the second request within an hour
     assert (
-        plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome
-        is ResidencyOutcome.WAITING
+        plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome is RoomOutcome.WAITING
     )
 
 
@@ -346,5 +336,5 @@ def test_parts_of_an_ensemble_stay_for_its_load() -> None:
     for each in decision.victims:
         plan.note_unloaded(each)
     plan.drop_claims()
-    assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is ResidencyOutcome.GRANTED
-    assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is ResidencyOutcome.BLOCKED
+    assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is RoomOutcome.GRANTED
+    assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is RoomOutcome.BLOCKED

@@ -257,15 +257,8 @@ class AnyOrder(RuleBasedStateMachine):
             server.do(server.plan.tick(self.fleet.now))
 
     @rule(
-        call=st.sampled_from(
-            [
-                RolloutCommand.ABORT,
-                RolloutCommand.ADVANCE,
-                RolloutCommand.PROMOTE,
-                RolloutCommand.ROLLBACK,
-                RolloutCommand.PAUSE,
-                RolloutCommand.RESUME,
-            ]
+        call=st.sampled_from(["abort", "advance", "promote", "rollback", "pause", "resume"]).map(
+            RolloutCommand
         )
     )
     def call(self, call: RolloutCommand) -> None:

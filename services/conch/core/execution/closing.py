@@ -68,7 +68,7 @@ class Closing:
 
     def _is_drained(self) -> bool:
         scheduler = self._runner.scheduler
-        unfinished = (
+        active = (
             scheduler.pending or scheduler.live_sequences or self._expiry.incomplete or self._tracker.count
         )
-        return self._instances.all_rest and not unfinished
+        return self._instances.all_rest and not active

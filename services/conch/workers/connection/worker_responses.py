@@ -95,11 +95,7 @@ class OpenRequest:
     __slots__ = ("_delivery", "_grant", "_units", "number", "request", "since_ns", "watched")
 
     def __init__(
-        self,
-        request: InferenceRequest,
-        number: int,
-        delivery: ResponseDelivery,
-        grant: Grant | None,
+        self, request: InferenceRequest, number: int, delivery: ResponseDelivery, grant: Grant | None
     ) -> None:
         self.request = request
         self.number = number

@@ -12,7 +12,7 @@ from tests.support.backend_harness import Harness, HarnessAnswer, one_batch, ope
 from tests.support.servers import eventually
 
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
-from conch.backends.python.runtime.event_loop import CoroutineOutcome, EventLoop
+from conch.backends.python.runtime.event_loop import EventLoop, TaskEnd
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, Resource, SequenceBatching
@@ -250,10 +250,10 @@ def loop() -> Iterator[EventLoop]:
 def test_flights_hand_over_each_outcome_once(loop: EventLoop) -> None:
     """Whether a coroutine ends before or after nobody waits for it any more."""
     flights = ConcurrencyLimit(loop, 3)
-    later: list[CoroutineOutcome] = []
+    later: list[TaskEnd] = []
     both = threading.Lock()
 
-    def goes_on(outcome: CoroutineOutcome) -> None:
+    def goes_on(outcome: TaskEnd) -> None:
         with both:
             later.append(outcome)
 

@@ -17,24 +17,8 @@ from tests.support.workers import inline, placed
 from conch.core.errors import InternalError
 from conch.core.tensor import Tensor
 from conch.ipc import channel
-from conch.ipc.blocks import (
-    IDLE_NS,
-    LEAST_BYTES,
-    MANY,
-    MOST_IDLE,
-    Block,
-    Mappings,
-    Pool,
-    block_size,
-)
-from conch.ipc.channel import (
-    BUFFER_BYTES,
-    ChannelClosedError,
-    Kind,
-    Message,
-    PacketChannel,
-    WireError,
-)
+from conch.ipc.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
+from conch.ipc.channel import BUFFER_BYTES, ChannelClosedError, Kind, Message, PacketChannel, WireError
 from conch.ipc.tensors import BlockTensor, MessageStream, Place
 
 LARGE = np.arange(100_000, dtype=np.float32)

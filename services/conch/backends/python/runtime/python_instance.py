@@ -21,7 +21,7 @@ from conch.backends.python.api.pb_response import Converter, InferenceResponse
 from conch.backends.python.api.response_sender import SenderContext
 from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit, max_concurrency
-from conch.backends.python.runtime.event_loop import CoroutineOutcome, EventLoop
+from conch.backends.python.runtime.event_loop import EventLoop, TaskEnd
 from conch.backends.python.runtime.generator_execution import GeneratorExecution
 from conch.backends.python.runtime.model_adapters import adapted
 from conch.backends.python.runtime.module_loading import ModelCode
@@ -272,9 +272,7 @@ class PythonInstance(BackendInstance):
             del self._model, self._execute
             self._code.close()
 
-    def _run_returned(
-        self, batch: Batch, requests: list[ReceivedRequest], returned: Any
-    ) -> CoroutineOutcome | None:
+    def _run_returned(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> TaskEnd | None:
         """Runs a returned awaitable or generator; None for a coroutine that is still running."""
         if isinstance(returned, Generator):
             return GeneratorExecution(requests, self._decoupled).run(returned), None
@@ -308,9 +306,7 @@ class PythonInstance(BackendInstance):
             _pause(requests)
         return responses
 
-    def _coroutine_ended(
-        self, batch: Batch, requests: list[ReceivedRequest], outcome: CoroutineOutcome
-    ) -> None:
+    def _coroutine_ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: TaskEnd) -> None:
         """Completes the requests of a coroutine that outlived `execute`."""
         returned, error = outcome
         responses: Sequence[CoreResponse | None] | None

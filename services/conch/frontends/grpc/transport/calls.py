@@ -219,12 +219,7 @@ class UnaryCall(TransportCall):
     _trailing: Metadata
 
     def __init__(
-        self,
-        connection: CallConnection,
-        stream_id: int,
-        head: RequestHead,
-        now_ns: int,
-        handler: UnaryMethod,
+        self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int, handler: UnaryMethod
     ) -> None:
         TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self._handler = handler
