@@ -11,7 +11,7 @@ import argparse
 import statistics
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from bench.servers import COMMON, ROOT, Server, conch_command
+from bench.servers import COMMON, ROOT, BenchServer, conch_command
 from conch_tools.connection import parse_url
 from conch_tools.perf.measure.results import Load, Point
 from conch_tools.perf.measuring import run_perf
@@ -40,7 +40,7 @@ def load(address: str, principal: str, per_s: int, seconds: int) -> Point:
     return run_perf(settings).points[0]
 
 
-def measure(server: Server, scene: str, seconds: int, other: ThreadPoolExecutor) -> tuple[Point, str]:
+def measure(server: BenchServer, scene: str, seconds: int, other: ThreadPoolExecutor) -> tuple[Point, str]:
     """The steady client's load, and what the other one got."""
     beside: Future[Point] | None = None
     if scene != "alone":
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     options = parser.parse_args()
     flags = [f"--access-policy={POLICY}"]
-    server = Server("conch-access", lambda ports: conch_command(ports, COMMON, flags))
+    server = BenchServer("conch-access", lambda ports: conch_command(ports, COMMON, flags))
     rounds: dict[str, list[tuple[float, float]]] = {scene: [] for scene in SCENES}
     with ThreadPoolExecutor(1) as other:
         server.start()

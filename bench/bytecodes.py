@@ -27,7 +27,7 @@ import numpy.typing as npt
 import psutil
 
 from bench.protocol import Probe
-from bench.servers import COMMON, FRONT, REPOSITORIES, ROOT, Command, Ports, Server, conch_command
+from bench.servers import COMMON, FRONT, REPOSITORIES, ROOT, BenchServer, Command, Ports, conch_command
 
 ROUTED = (REPOSITORIES / "routed",)
 TRACING = ROOT / "bench" / "tracing"
@@ -61,7 +61,7 @@ class Walk:
     """A kind of request: a model and what makes a function that asks once, with what its server has."""
 
     model: str
-    prepare: Callable[[Server, Probe, str], Callable[[], object]]
+    prepare: Callable[[BenchServer, Probe, str], Callable[[], object]]
     flags: tuple[str, ...] = ()
     key: str = ""
     repositories: tuple[Path, ...] = COMMON
@@ -71,12 +71,12 @@ def _values(probe: Probe, model: str) -> npt.NDArray[np.float32]:
     return np.ones((*(1 for _ in range(probe.dimensions(model) - 1)), 16), np.float32)
 
 
-def _by_grpc(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+def _by_grpc(server: BenchServer, probe: Probe, model: str) -> Callable[[], object]:
     values = _values(probe, model)
     return lambda: probe.infer(model, values)
 
 
-def _by_http(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+def _by_http(server: BenchServer, probe: Probe, model: str) -> Callable[[], object]:
     values = _values(probe, model)
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": values.shape, "data": values.ravel().tolist()}
     body = json.dumps({"inputs": [tensor]})
@@ -92,7 +92,7 @@ def _by_http(server: Server, probe: Probe, model: str) -> Callable[[], object]:
     return once
 
 
-def _loads(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+def _loads(server: BenchServer, probe: Probe, model: str) -> Callable[[], object]:
     return lambda: probe.load(model)
 
 
@@ -122,7 +122,7 @@ def measure(walk: Walk, clients: int, requests: int) -> dict[str, list[Function]
         The functions of each process that had to do with the requests, those with the most bytecodes first.
     """
     with tempfile.TemporaryDirectory() as folder:
-        server = Server("conch-bytecodes", lambda ports: _counting(ports, folder, walk))
+        server = BenchServer("conch-bytecodes", lambda ports: _counting(ports, folder, walk))
         server.start()
         try:
             server.wait_for_http()
@@ -147,7 +147,7 @@ def _counting(ports: Ports, folder: str, walk: Walk) -> Command:
 
 
 @contextmanager
-def _clients(server: Server, walk: Walk, count: int) -> Iterator[Callable[[int], None]]:
+def _clients(server: BenchServer, walk: Walk, count: int) -> Iterator[Callable[[int], None]]:
     """Clients of a server; what it gives has each make so many requests, one after the other."""
     with ExitStack() as stack, ThreadPoolExecutor(count) as threads:
         probes = [stack.enter_context(Probe(server.address, walk.key)) for _ in range(count)]
@@ -164,7 +164,7 @@ def _clients(server: Server, walk: Walk, count: int) -> Iterator[Callable[[int],
         yield all_repeat
 
 
-def _pids(server: Server) -> dict[str, int]:
+def _pids(server: BenchServer) -> dict[str, int]:
     assert server.pid is not None
     found = {"server": server.pid}
     children = psutil.Process(server.pid).children()  # fronts, and what workers are forked from

@@ -27,9 +27,9 @@ import psutil
 
 from bench import facts
 from bench.protocol import Probe
-from bench.servers import REPOSITORIES, ROOT, Server, conch_command
+from bench.servers import REPOSITORIES, ROOT, BenchServer, conch_command
 from conch_control.control_options import ControlOptions
-from conch_control.planner.plan import Plan
+from conch_control.planner.plan import PlannerPlan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
@@ -80,9 +80,9 @@ def write_models(repository: Path, count: int) -> list[str]:
 
 
 @contextmanager
-def serving(name: str, repository: Path, *flags: str) -> Iterator[Server]:
+def serving(name: str, repository: Path, *flags: str) -> Iterator[BenchServer]:
     """A server that has loaded what it loads at its start."""
-    server = Server(f"control-{name}", partial(conch_command, repositories=(repository,), flags=flags))
+    server = BenchServer(f"control-{name}", partial(conch_command, repositories=(repository,), flags=flags))
     server.start()
     try:
         yield server
@@ -106,7 +106,7 @@ def milliseconds(taken: Sequence[float]) -> str:
     return f"{median(taken) * 1e3:,.1f} ms [max {max(taken) * 1e3:,.1f}]"
 
 
-def measure_index(server: Server, target: str, count: int, calls: int) -> list[Row]:
+def measure_index(server: BenchServer, target: str, count: int, calls: int) -> list[Row]:
     """The index over both ports, and the command that prints it."""
     with Probe(server.address) as probe:
         assert probe.index() == count
@@ -136,7 +136,10 @@ def measure_index(server: Server, target: str, count: int, calls: int) -> list[R
 def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
     """One pass of mode poll: a snapshot of everything, without changes."""
     repositories = Repositories([LocalRepository(repository)])
-    reader, plan = SnapshotReader(repositories, ControlOptions(()), lambda source: None), Plan(10**9, 4)
+    reader, plan = (
+        SnapshotReader(repositories, ControlOptions(()), lambda source: None),
+        PlannerPlan(10**9, 4),
+    )
     plan.adopt(reader.poll(None, lambda: False), time.monotonic_ns())
     busy: list[float] = []
 
@@ -162,7 +165,7 @@ def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
     ]
 
 
-def measure_idle(servers: dict[str, Server], seconds: float, watch_seconds: float) -> list[Row]:
+def measure_idle(servers: dict[str, BenchServer], seconds: float, watch_seconds: float) -> list[Row]:
     """CPU time of servers without requests, over the same time."""
     used: dict[str, list[float]] = {}
     pause = threading.Event()
@@ -198,7 +201,7 @@ def measure_idle(servers: dict[str, Server], seconds: float, watch_seconds: floa
     ]
 
 
-def measure_cycles(server: Server, model: str, beside: int, cycles: int) -> list[Row]:
+def measure_cycles(server: BenchServer, model: str, beside: int, cycles: int) -> list[Row]:
     """Memory, threads and files of a server after many loads and unloads of a model, beside other models."""
     assert server.pid is not None
     process = psutil.Process(server.pid)

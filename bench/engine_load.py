@@ -29,7 +29,7 @@ from tests.support.engines.torch_engines import traced
 from bench import facts
 from bench.delays import Http, delays_alone
 from bench.perf import measure_window
-from bench.servers import Server, conch_command
+from bench.servers import BenchServer, conch_command
 
 SMALL = ("onnxruntime", "openvino", "torchscript", "fil_xgboost_json")
 LARGE = ("onnxruntime", "openvino", "torchscript")
@@ -92,10 +92,10 @@ def write_model(engine: Engine, repository: Path, name: str, instances: int) -> 
 
 
 @contextmanager
-def serving(name: str, repository: Path, *models: str) -> Iterator[Server]:
+def serving(name: str, repository: Path, *models: str) -> Iterator[BenchServer]:
     """A server with some of the models."""
     flags = ["--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
-    server = Server(name, lambda ports: conch_command(ports, (repository,), flags))
+    server = BenchServer(name, lambda ports: conch_command(ports, (repository,), flags))
     server.start()
     try:
         server.wait_for_http()
@@ -104,7 +104,7 @@ def serving(name: str, repository: Path, *models: str) -> Iterator[Server]:
         server.stop()
 
 
-def ask(server: Server, engine: Engine, model: str) -> Http:
+def ask(server: BenchServer, engine: Engine, model: str) -> Http:
     """A client of a model of an engine."""
     row = {"name": engine.input, "datatype": "FP32", "shape": [1, WIDTH], "data": [0.5] * WIDTH}
     body = json.dumps({"inputs": [row]}).encode()
@@ -112,14 +112,14 @@ def ask(server: Server, engine: Engine, model: str) -> Http:
     return Http(server.http, "POST", path, body, {"Content-Type": "application/json"})
 
 
-def settle(server: Server, engine: Engine, model: str) -> None:
+def settle(server: BenchServer, engine: Engine, model: str) -> None:
     """Asks until an engine has compiled what it compiles late."""
     with closing(ask(server, engine, model)) as client:
         for _ in range(_SETTLE):
             client()
 
 
-def percentiles(server: Server, engine: Engine, model: str, seconds: float) -> list[float]:
+def percentiles(server: BenchServer, engine: Engine, model: str, seconds: float) -> list[float]:
     """Milliseconds of requests one after another."""
     settle(server, engine, model)
     with closing(ask(server, engine, model)) as client:
@@ -127,7 +127,7 @@ def percentiles(server: Server, engine: Engine, model: str, seconds: float) -> l
 
 
 @contextmanager
-def busy(server: Server, engine: Engine, model: str) -> Iterator[None]:
+def busy(server: BenchServer, engine: Engine, model: str) -> Iterator[None]:
     """Keeps a model busy with one client, which takes little time of this process."""
     ended = Event()
 

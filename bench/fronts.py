@@ -30,7 +30,7 @@ import psutil
 from bench import facts
 from bench.perf import measure_window
 from bench.protocol import SERVICE, Probe
-from bench.servers import COMMON, FRONT, Server, baseline_command, conch_command
+from bench.servers import COMMON, FRONT, BenchServer, baseline_command, conch_command
 from conch.protocol import inference_pb2 as messages
 
 FRONTS = (0, 1, 2)
@@ -88,7 +88,7 @@ class Costs(NamedTuple):
         return 1e6 / max(bounds)
 
 
-def _cpu_s(server: Server) -> tuple[float, float, float]:
+def _cpu_s(server: BenchServer) -> tuple[float, float, float]:
     """Processor time of the core, of its fronts, and of workers with their templates."""
     core = psutil.Process(server.pid)
     costs = [0.0, 0.0, 0.0]
@@ -125,7 +125,7 @@ def _http_request(load: Load) -> tuple[list[str], bytes]:
     return [], body
 
 
-def _h2load(server: Server, load: Load, model: str, requests: int) -> tuple[float, float]:
+def _h2load(server: BenchServer, load: Load, model: str, requests: int) -> tuple[float, float]:
     """Requests a second and the median in microseconds."""
     if load.http:
         headers, body = _http_request(load)
@@ -156,13 +156,13 @@ def _h2load(server: Server, load: Load, model: str, requests: int) -> tuple[floa
     return requests / took_s, median(int(line.split("\t")[2]) for line in lines)
 
 
-def _perf(server: Server, load: Load, model: str, requests: int) -> tuple[float, float]:
+def _perf(server: BenchServer, load: Load, model: str, requests: int) -> tuple[float, float]:
     shapes = {"INPUT0": (1, load.elements)}
     window = measure_window(model, server, load.connections * load.in_flight, requests / 10_000, shapes)
     return window.throughput, window.p50
 
 
-def measure(server: Server, load: Load, model: str) -> Costs:
+def measure(server: BenchServer, load: Load, model: str) -> Costs:
     """Runs a load after its warm-up."""
     has_h2load = shutil.which("h2load") is not None
     if load.http and not has_h2load:
@@ -193,7 +193,7 @@ def _round(
     flags += [f"--load-model={MODELS[each]}" for each in models]
 
     command = partial(conch_command, repositories=COMMON, flags=flags)
-    server = Server("fronts", command if baseline is None else baseline_command(baseline, COMMON, flags))
+    server = BenchServer("fronts", command if baseline is None else baseline_command(baseline, COMMON, flags))
     found = {}
     server.start()
     try:

@@ -27,7 +27,7 @@ from bench import facts
 from bench.measurement import MeasurementError
 from bench.perf import Window, measure_window
 from bench.protocol import Probe
-from bench.servers import ROOT, Command, Ports, Server, ServerError, conch_command, triton_command
+from bench.servers import ROOT, BenchServer, Command, Ports, ServerError, conch_command, triton_command
 
 CLIENTS = 16
 WEIGHTS = 500_000_000
@@ -183,7 +183,7 @@ class Asker:
 
 
 def _swap(
-    repository: Repository, server: Server, asker: Asker, mode: str, result: Result, every_s: float
+    repository: Repository, server: BenchServer, asker: Asker, mode: str, result: Result, every_s: float
 ) -> Callable[[threading.Event], None]:
     """Function that swaps the model beside the load of the second window, until its event, by whole swaps."""
 
@@ -228,7 +228,7 @@ def measure(name: str, mode: str, seconds: float, every_s: float) -> Result:
         start: Callable[[Ports], Command] = partial(
             COMMANDS[name], repositories=(repository.path,), flags=flags
         )
-        server = Server(f"hotswap-{name}-{mode}", start)
+        server = BenchServer(f"hotswap-{name}-{mode}", start)
         try:
             server.start()
             window = partial(measure_window, SWAPPED, server, CLIENTS, seconds)

@@ -20,7 +20,7 @@ import numpy as np
 
 from bench import facts
 from bench.delays import Ended, Http, curl, delays_alone, delays_during, spread_ms
-from bench.servers import ROOT, Server, ServerError, conch_command, triton_command
+from bench.servers import ROOT, BenchServer, ServerError, conch_command, triton_command
 
 COMMANDS = {"conch": conch_command, "triton": triton_command}
 HEALTH = "/v2/health/live"
@@ -65,7 +65,7 @@ def measure(name: str, folder: Path, size: int, rounds: int) -> Iterator[str]:
     write_json(written[0], size)
     length = write_binary(written[1], size)
     headers = {"json": [], "binary": ["--header", f"Inference-Header-Content-Length: {length}"]}
-    server = Server(f"http-block-{name}", COMMANDS[name])
+    server = BenchServer(f"http-block-{name}", COMMANDS[name])
     server.start()
     try:
         server.wait_for_http()
@@ -89,7 +89,7 @@ def measure(name: str, folder: Path, size: int, rounds: int) -> Iterator[str]:
 
 
 def _upload(
-    server: Server, body: Path, headers: Sequence[str], rounds: int
+    server: BenchServer, body: Path, headers: Sequence[str], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of each request with this body, and of the probes meanwhile."""
     # Without the second header curl waits for a permission to send that not every server gives.

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 import psutil
 
 from bench import facts
-from bench.servers import REPOSITORIES, Server, conch_command
+from bench.servers import REPOSITORIES, BenchServer, conch_command
 
 REPOSITORY = (REPOSITORIES / "pauses",)
 PAUSES_S = (60, 5, 1)
@@ -55,7 +55,7 @@ class Stream(asyncio.Protocol):
 class Processes:
     """The server and its worker."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: BenchServer) -> None:
         main = psutil.Process(server.pid)
         # Its children are templates, and theirs the workers.
         (worker,) = (each for child in main.children() for each in child.children())
@@ -74,7 +74,7 @@ class Processes:
         return [process.num_threads() for process in self.all]
 
 
-async def measure(server: Server, streams: int, pause_s: int, seconds: float) -> str:
+async def measure(server: BenchServer, streams: int, pause_s: int, seconds: float) -> str:
     """A line of the table."""
     processes = Processes(server)
     host, _, port = server.http.partition(":")
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEADER)
     for streams, pause_s in [(0, PAUSES_S[0]), *((chosen.streams, pause) for pause in PAUSES_S)]:
         # Memory grows with the first streams of a server alone.
-        server = Server("idle-streams", lambda ports: conch_command(ports, REPOSITORY))
+        server = BenchServer("idle-streams", lambda ports: conch_command(ports, REPOSITORY))
         server.start()
         try:
             server.wait_for_http()

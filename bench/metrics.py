@@ -25,7 +25,7 @@ from bench.measurement import Measurement, MeasurementError, UnstableError
 from bench.perf import measure
 from bench.protocol import Probe
 from bench.scenes import load_scenes
-from bench.servers import ROOT, Server, ServerError, conch_command
+from bench.servers import ROOT, BenchServer, ServerError, conch_command
 
 SCRAPE_MOST_S = 0.1
 DELAY_MOST_S = 0.01
@@ -60,7 +60,7 @@ def measure_scrapes(models: int, scrapes: int) -> Iterator[Row]:
 
 
 def _http_infer(
-    server: Server, model: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+    server: BenchServer, model: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 ) -> Http:
     shape = list(values.shape)
     data = values.ravel().tolist()
@@ -68,7 +68,7 @@ def _http_infer(
     return Http(server.http, "POST", f"/v2/models/{model}/infer", body.encode())
 
 
-def _delays(server: Server, protocol: str, ask: Callable[[], object], scrapes: int) -> Row:
+def _delays(server: BenchServer, protocol: str, ask: Callable[[], object], scrapes: int) -> Row:
     """Requests during scrapes, and as many seconds without."""
     command = curl(f"http://{server.metrics}/metrics")
     during: list[float] = []
@@ -93,7 +93,9 @@ def measure_cost(rounds: int, scale: float) -> Iterator[Row]:
     scene = load_scenes()[SCENE]
     requests = max(int(scene.requests * scale), 10)
     kinds = {"with": EVERYTHING, "without": ("--allow-metrics=false",)}
-    servers = {kind: Server(f"metrics-{kind}", partial(conch_command, flags=kinds[kind])) for kind in kinds}
+    servers = {
+        kind: BenchServer(f"metrics-{kind}", partial(conch_command, flags=kinds[kind])) for kind in kinds
+    }
     pairs: list[dict[str, Measurement]] = []
     try:
         for server in servers.values():

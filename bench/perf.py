@@ -20,7 +20,7 @@ from bench.measurement import (
 )
 from bench.protocol import Probe
 from bench.scenes import Scene
-from bench.servers import Server
+from bench.servers import BenchServer
 from conch_tools.connection import parse_url
 from conch_tools.perf.load.coordinator import LoadError
 from conch_tools.perf.load.input_data import DataError
@@ -56,7 +56,7 @@ class CountWindows:
         return False
 
 
-def measure(scene: Scene, model: str, server: Server, requests: int) -> Measurement:
+def measure(scene: Scene, model: str, server: BenchServer, requests: int) -> Measurement:
     """Put the scene's load on the server.
 
     The CPU time is that of the whole run, and so is the number of requests that it is divided by: both
@@ -84,7 +84,7 @@ def measure(scene: Scene, model: str, server: Server, requests: int) -> Measurem
     return Measurement(**asdict(seen), requests=completed, cpu_per_request=cpu / completed * 1e6)
 
 
-def _measure(scene: Scene, model: str, server: Server, requests: int) -> Figures:
+def _measure(scene: Scene, model: str, server: BenchServer, requests: int) -> Figures:
     rule = CountWindows(requests)
     settings = PerfSettings(
         parse_url(f"grpc://{server.address}" if scene.protocol == "grpc" else f"http://{server.http}"),
@@ -119,7 +119,7 @@ class Window:
 
 def measure_window(
     model: str,
-    server: Server,
+    server: BenchServer,
     clients: int,
     seconds: float,
     shapes: Mapping[str, tuple[int, ...]] | None = None,

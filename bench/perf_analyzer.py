@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.measurement import STABILITY_PERCENT, TRIALS, Figures, MeasurementError, UnstableError
 from bench.scenes import Scene
-from bench.servers import Server, peers_home
+from bench.servers import BenchServer, peers_home
 
 TIMEOUT_S = 120.0
 
@@ -26,7 +26,7 @@ def version() -> str:
     return (done.stdout + done.stderr).strip().partition(" (")[0]
 
 
-def measure(scene: Scene, model: str, server: Server, requests: int) -> Figures:
+def measure(scene: Scene, model: str, server: BenchServer, requests: int) -> Figures:
     """Put the scene's load on the server.
 
     Raises:
@@ -72,7 +72,7 @@ def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[
         raise MeasurementError(f"perf_analyzer did not end within {timeout_s:.0f} s") from error
 
 
-def _arguments(scene: Scene, model: str, server: Server, requests: int, report: Path) -> list[str]:
+def _arguments(scene: Scene, model: str, server: BenchServer, requests: int, report: Path) -> list[str]:
     shape = ",".join(map(str, scene.shape))
     address = server.address if scene.protocol == "grpc" else server.http
     arguments = ["-m", model, "-i", scene.protocol, "-u", address, "--shape", f"INPUT0:{shape}"]

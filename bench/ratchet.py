@@ -15,7 +15,7 @@ import tomllib
 import psutil
 
 from bench.bytecodes import WALKS, measure
-from bench.servers import ROOT, Server, conch_command
+from bench.servers import ROOT, BenchServer, conch_command
 
 RECORD = ROOT / "bench" / "ratchet.toml"
 EXAMPLES = ROOT / "examples" / "models" / "basic"
@@ -50,7 +50,7 @@ def start() -> Figures:
     """The memory that a server holds once it is ready, the least of a few starts."""
     anonymous = []
     for _ in range(_STARTS):
-        server = Server("conch-start", lambda ports: conch_command(ports, (EXAMPLES,)))
+        server = BenchServer("conch-start", lambda ports: conch_command(ports, (EXAMPLES,)))
         server.start()
         try:
             assert server.pid is not None

@@ -35,7 +35,7 @@ from bench import facts
 from bench.make_models import ONNX_REPOSITORY
 from bench.perf import Window, measure_window
 from bench.protocol import Probe
-from bench.servers import ROOT, Server, conch_command
+from bench.servers import ROOT, BenchServer, conch_command
 
 MODELS, RESIDENT, EXPONENT = 10_000, 50, 1.1
 ON_DEMAND = ("--model-control-mode=on-demand",)
@@ -88,9 +88,9 @@ def numbered(count: int) -> list[str]:
 
 
 @contextmanager
-def serving(name: str, repository: Path, flags: Sequence[str]) -> Iterator[Server]:
+def serving(name: str, repository: Path, flags: Sequence[str]) -> Iterator[BenchServer]:
     """A server with a repository."""
-    server = Server(f"residency-{name}", partial(conch_command, repositories=(repository,), flags=flags))
+    server = BenchServer(f"residency-{name}", partial(conch_command, repositories=(repository,), flags=flags))
     server.start()
     try:
         yield server
@@ -98,12 +98,12 @@ def serving(name: str, repository: Path, flags: Sequence[str]) -> Iterator[Serve
         server.stop()
 
 
-def resident_bytes(server: Server) -> int:
+def resident_bytes(server: BenchServer) -> int:
     """Memory of a server's main process."""
     return int(psutil.Process(server.pid).memory_info().rss)
 
 
-def cpu_seconds(server: Server) -> float:
+def cpu_seconds(server: BenchServer) -> float:
     """Processor time that a server's main process has used."""
     times = psutil.Process(server.pid).cpu_times()
     return float(times.user + times.system)
@@ -168,7 +168,7 @@ def measure_hits(folder: Path, requests: int) -> list[str]:
     ]
 
 
-def cold_starts(server: Server) -> int:
+def cold_starts(server: BenchServer) -> int:
     """Requests that have waited for a load."""
     with urlopen(f"http://{server.metrics}/metrics") as answer:
         lines = answer.read().decode().splitlines()
@@ -199,7 +199,7 @@ def measure_cold(folder: Path, models: int) -> list[str]:
 
 
 @contextmanager
-def cold_requests(server: Server, names: Sequence[str], per_second: float) -> Iterator[None]:
+def cold_requests(server: BenchServer, names: Sequence[str], per_second: float) -> Iterator[None]:
     """Asks for one model after the other while the block runs; none of them is in memory."""
     stop = threading.Event()
 

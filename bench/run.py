@@ -17,7 +17,7 @@ from bench.report import SceneResult, markdown, text_table
 from bench.scenes import SERVERS, Contestant, choose_scenes, load_scenes
 from bench.servers import (
     ROOT,
-    Server,
+    BenchServer,
     ServerError,
     baseline_command,
     conch_command,
@@ -103,20 +103,20 @@ def _server_names(text: str, baseline: Path | None) -> frozenset[str]:
     return frozenset(names | {"baseline"} if baseline else names)
 
 
-def _start(stack: ExitStack, names: list[str], options: argparse.Namespace) -> dict[str, Server]:
+def _start(stack: ExitStack, names: list[str], options: argparse.Namespace) -> dict[str, BenchServer]:
     """Start every server of the run; only one is under load at a time, the others wait beside it."""
     commands = {"conch": conch_command, "triton": triton_command, "echo": echo_command}
-    servers: dict[str, Server] = {}
+    servers: dict[str, BenchServer] = {}
     for name in names:
         command = baseline_command(options.baseline) if name == "baseline" else commands[name]
-        servers[name] = Server(name, command)
+        servers[name] = BenchServer(name, command)
         stack.callback(servers[name].stop)
         servers[name].start()
         print(f"started {name}: {servers[name].version}", flush=True)
     return servers
 
 
-def _run_scene(result: SceneResult, servers: dict[str, Server], repeats: int, scale: float) -> None:
+def _run_scene(result: SceneResult, servers: dict[str, BenchServer], repeats: int, scale: float) -> None:
     """Warms all contestants up, then measures in rounds: A B C, A B C, ... so that drift meets all alike."""
     requests = max(int(result.scene.requests * scale), 10)
     out: set[Contestant] = set()
@@ -133,7 +133,7 @@ def _run_scene(result: SceneResult, servers: dict[str, Server], repeats: int, sc
 
 
 def _run_once(
-    result: SceneResult, contestant: Contestant, server: Server, number: int, requests: int
+    result: SceneResult, contestant: Contestant, server: BenchServer, number: int, requests: int
 ) -> Measurement | None:
     """One turn of one contestant; round 0 is the warm-up, whose figures are dropped.
 
@@ -163,7 +163,7 @@ def _run_once(
     return one
 
 
-def _after_failure(server: Server, error: Exception) -> str:
+def _after_failure(server: BenchServer, error: Exception) -> str:
     """Words for what happened; the server is left stopped, to be started when it is next needed."""
     ended = None if isinstance(error, ServerError) else server.how_it_ended()
     remark = ended or _one_line(error)

@@ -130,7 +130,7 @@ def echo_command(ports: Ports) -> Command:
     return Command([sys.executable, "-m", "bench.echo_limit", f"--port={ports.grpc}"])
 
 
-class Server:
+class BenchServer:
     """One server process and all it starts."""
 
     def __init__(self, name: str, command: Callable[[Ports], Command]) -> None:

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from bench import facts
 from bench.perf import Window, measure_window
-from bench.servers import ROOT, Server, conch_command
+from bench.servers import ROOT, BenchServer, conch_command
 
 MODEL = """
 import time
@@ -58,13 +58,13 @@ def write_models(repository: Path, seconds: float) -> None:
             (repository / name / "rollout.toml").write_text(ROLLOUT)
 
 
-def rollout(server: Server, model: str) -> Any:
+def rollout(server: BenchServer, model: str) -> Any:
     """A model's rollout."""
     with urlopen(f"http://{server.http}/v2/repository/models/{model}/rollout") as answer:
         return json.load(answer)
 
 
-def wait_for_shadows(server: Server) -> None:
+def wait_for_shadows(server: BenchServer) -> None:
     """Waits until the candidates get copies."""
     end = time.monotonic() + _WAIT_S
     for model, factor in CANDIDATES.items():
@@ -74,7 +74,7 @@ def wait_for_shadows(server: Server) -> None:
             time.sleep(0.1)
 
 
-def table(windows: dict[str, list[Window]], server: Server) -> str:
+def table(windows: dict[str, list[Window]], server: BenchServer) -> str:
     """The latencies of each model, and what became of the copies."""
     lines = [
         "| model | p50 µs | p99 µs | p99 beside alone | copies | dropped |",
@@ -103,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder)
         write_models(repository, options.millis / 1000)
-        server = Server("shadow", partial(conch_command, repositories=(repository,)))
+        server = BenchServer("shadow", partial(conch_command, repositories=(repository,)))
         server.start()
         try:
             wait_for_shadows(server)

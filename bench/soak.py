@@ -25,7 +25,7 @@ import tritonclient.http as http_client
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from bench.servers import Server, conch_command
+from bench.servers import BenchServer, conch_command
 
 EVERY_S = 10.0
 SIZES = (16, 16, 16, 4096, 150_000, 1_000_000)
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--warm-up-minutes", type=float, default=3.0)
     options = parser.parse_args()
-    server = Server("conch", conch_command)
+    server = BenchServer("conch", conch_command)
     server.start()
     load = Load(server.address, server.http)
     load.start()

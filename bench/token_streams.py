@@ -24,9 +24,9 @@ from bench import facts
 from bench.perf import measure_point
 from bench.servers import (
     REPOSITORIES,
+    BenchServer,
     Command,
     Ports,
-    Server,
     conch_command,
     triton_command,
 )
@@ -63,7 +63,7 @@ class Target:
     """A server; `openai` for requests to its OpenAI routes, `vllm` if it has vLLM's engine."""
 
     name: str
-    server: Server
+    server: BenchServer
     openai: bool = False
     vllm: bool = False
 
@@ -179,8 +179,8 @@ def open_targets(stack: ExitStack, chosen: argparse.Namespace, cases: Sequence[s
     targets: list[Target] = []
     wanted = chosen.servers.split(",")
 
-    def add(name: str, command: Callable[[Ports], Command], vllm: bool = False) -> Server:
-        server = Server(f"tokens-{name.replace(' ', '-').replace(',', '')}", command)
+    def add(name: str, command: Callable[[Ports], Command], vllm: bool = False) -> BenchServer:
+        server = BenchServer(f"tokens-{name.replace(' ', '-').replace(',', '')}", command)
         stack.callback(server.stop)
         if name == OF_VLLM:
             server.launch()

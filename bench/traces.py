@@ -22,7 +22,7 @@ from bench import facts
 from bench.measurement import MeasurementError
 from bench.perf import measure
 from bench.scenes import Scene, choose_scenes, load_scenes
-from bench.servers import ROOT, Command, Ports, Server, ServerError, conch_command, triton_command
+from bench.servers import ROOT, BenchServer, Command, Ports, ServerError, conch_command, triton_command
 
 HEADER = (
     "| server | requests/s | of those without tracing | CPU per request, µs | more than without |\n"
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         stack.callback(collector.kill)
         assert collector.stdout is not None
-        servers: dict[str, Server] = {}
+        servers: dict[str, BenchServer] = {}
         for name, (kind, flags) in contestants(int(collector.stdout.readline()), folder).items():
             if kind not in chosen.servers.split(","):
                 continue
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             def command(ports: Ports, kind: str = kind, flags: Sequence[str] = flags) -> Command:
                 return _COMMANDS[kind](ports, flags=flags)
 
-            server = servers[name] = Server(f"traces-{len(servers)}", command)
+            server = servers[name] = BenchServer(f"traces-{len(servers)}", command)
             stack.callback(server.stop)
             server.start()
         for fact, value in {**facts.machine(), **facts.versions(), "revision": facts.revision(ROOT)}.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tests.support.workers import batch_of, model_spec, request_of, worker
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import TensorSpec
 
@@ -70,7 +70,7 @@ def round_trips(nbytes: int, seconds: float) -> None:
             start = time.perf_counter_ns()
             running.link.start(batch_of(request), done)
 
-        def done(batch: Batch, outcome: Outcome) -> None:
+        def done(batch: Batch, outcome: BatchOutcome) -> None:
             times.append(time.perf_counter_ns() - start)
             if time.monotonic() < end:
                 begin()

@@ -56,7 +56,7 @@ from conch_control.repository.source import ModelSource
 from conch_control.rollout.rollout_file import (
     Declaration,
     Rollout,
-    declaration_doubts,
+    declaration_warnings,
     parse_toml,
 )
 from conch_control.rollout.rollout_file import (
@@ -117,11 +117,11 @@ class ModelCheck:
             log.debug("checking '%s' failed", self.model_report.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
 
-    def report_doubts(self, group: Mapping[str, Rollout]) -> None:
+    def report_warnings(self, group: Mapping[str, Rollout]) -> None:
         """Warns of what is odd in its declaration; `group` has the rollouts of its group's other models."""
         if self.declaration is not None:
-            for doubt in declaration_doubts(self.declaration, ROLLOUT_FILE, self._versions, group):
-                self._collector.add("warning", self._rollout_file, 0, 0, doubt.message)
+            for warning in declaration_warnings(self.declaration, ROLLOUT_FILE, self._versions, group):
+                self._collector.add("warning", self._rollout_file, 0, 0, warning.message)
 
     def _run(self) -> None:
         try:
@@ -383,7 +383,7 @@ class ModelCheck:
         collect(attempt("", partial(backend.check, spec)), problems)
         self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
         if not problems:
-            self.report((Problem("", doubt) for doubt in backend.doubts(spec)), "warning")
+            self.report((Problem("", warning) for warning in backend.warnings(spec)), "warning")
         for number, sample in samples:
             problems = []
             collect(

@@ -97,7 +97,7 @@ def check_rollouts(checks: Mapping[str, ModelCheck]) -> None:
     for name, check in checks.items():
         group = rollouts[name].group if name in rollouts else ""
         others = {other: each for other, each in rollouts.items() if other != name and each.group == group}
-        check.report_doubts(others if group else {})
+        check.report_warnings(others if group else {})
 
 
 _QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"

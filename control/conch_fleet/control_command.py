@@ -48,7 +48,7 @@ from conch_control.remote_api.server import ControlPort
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories, open_repositories
 from conch_control.rollout.managed import LONGEST_LEASE_S
-from conch_fleet.fleet_port import Fleet
+from conch_fleet.fleet_agent import Fleet
 from conch_fleet.fleet_server import sight_of
 from conch_fleet.placement_file import FleetServer, PlacementRules, read_placement
 from conch_fleet.roll import Roll

@@ -37,7 +37,7 @@ from conch_control.rollout.rollout_loop import RolloutLoop
 from conch_control.rollout.rollout_state import Progress, Select, State, Traffic, Transition, VersionSight
 from conch_control.rollout.state_file import SavedRollout, StateDirectory, decoded, encoded
 from conch_control.version_phase import Phase
-from conch_fleet.fleet_view import Answer, FleetView, resumed
+from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class FleetRollouts(RolloutCalls):
                     )
                     continue
                 shown.setdefault(report.model, []).append(saved)
-        kept = self.loop.kept
+        kept = self.loop.saved
         self.loop.adopt(
             {
                 model: found
@@ -160,7 +160,7 @@ class FleetRollouts(RolloutCalls):
                 if (found := resumed(kept.get(model), saved)) is not None
             }
         )
-        for model, saved in list(self.loop.kept.items()):
+        for model, saved in list(self.loop.saved.items()):
             if saved.declaration is not None:
                 try:
                     self._take_files(model)
@@ -496,7 +496,7 @@ class FleetRollouts(RolloutCalls):
             with self._changed:
                 courier.told[model] = directive, self._clock()
                 view = self._views.get(model)
-                news = view is not None and view.answered(server, Answer.of(report, directive.files))
+                news = view is not None and view.answered(server, ServerAnswer.of(report, directive.files))
                 if news:
                     self._changed.notify_all()
         if news:

@@ -16,7 +16,7 @@ from conch.core.errors import ConchError, OutOfRangeError, without_details
 from conch_control.agent_api import Index, ModelStatus
 from conch_control.remote_api.remote_agent import FIRST_WAIT_S, LONGEST_WAIT_S, RemoteAgent
 from conch_control.version_phase import Phase
-from conch_fleet.fleet_state import Ended, Sight, Step
+from conch_fleet.fleet_state import Ended, RollStep, Sight
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class FleetMember:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def run(self, step: Step) -> None:
+    def run(self, step: RollStep) -> None:
         """Starts a step; its end is reported."""
         threading.Thread(
             target=self._work,
@@ -77,7 +77,7 @@ class FleetMember:
             daemon=True,
         ).start()
 
-    def _work(self, step: Step) -> None:
+    def _work(self, step: RollStep) -> None:
         error: BaseException | None = None
         try:
             if step.kind == "load":

@@ -12,7 +12,7 @@ from conch_fleet.placement_file import FleetServer
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RollStep:
     """A load or unload on one server; `replaces` is true if the server serves an older copy."""
 
     kind: Literal["load", "unload"]
@@ -82,7 +82,7 @@ class ServerState:
     sizes: dict[str, int] = field(default_factory=dict)
     doomed: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    running: dict[str, Step] = field(default_factory=dict)
+    running: dict[str, RollStep] = field(default_factory=dict)
     returning: set[str] = field(default_factory=set)
     pauses: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -136,5 +136,5 @@ class ModelState:
     held: bool = False
 
 
-Ended = tuple[Step, BaseException | None]
+Ended = tuple[RollStep, BaseException | None]
 """A step that has ended, and its error."""

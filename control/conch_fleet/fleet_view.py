@@ -38,7 +38,7 @@ _RANKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """Answer of a server, with the state of the files that the request was for."""
 
     files: str
@@ -47,7 +47,7 @@ class Answer:
     versions: Mapping[int, ManagedVersion]
 
     @classmethod
-    def of(cls, report: ManagedReport, files: str) -> Answer:
+    def of(cls, report: ManagedReport, files: str) -> ServerAnswer:
         """A server's answer."""
         versions = {each.version: each for each in report.versions}
         return cls(files, report.rollout.id, report.alarm, versions)
@@ -57,11 +57,11 @@ class Answer:
         """True if the server serves the model."""
         return any(each.ready for each in self.versions.values())
 
-    def is_like(self, other: Answer | None) -> bool:
+    def is_like(self, other: ServerAnswer | None) -> bool:
         """True if only counters differ."""
         return other is not None and self._without_counters() == other._without_counters()
 
-    def _without_counters(self) -> Answer:
+    def _without_counters(self) -> ServerAnswer:
         still = {
             version: replace(each, counts=Counts(), shadows=Counts(), pairs=(0, 0))
             for version, each in self.versions.items()
@@ -84,7 +84,7 @@ class FleetView:
     servers: Sequence[str]
     files: str = ""
     digests: Mapping[int, str] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ServerAnswer] = field(default_factory=dict)
     unknown: set[str] = field(init=False)
     _totals: dict[int, ManagedVersion] = field(default_factory=dict)
     _counted: dict[tuple[str, int], ManagedVersion] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class FleetView:
     def __post_init__(self) -> None:
         self.unknown = set(self.servers)
 
-    def answered(self, server: str, answer: Answer) -> bool:
+    def answered(self, server: str, answer: ServerAnswer) -> bool:
         """Takes an answer; returns True if more than counters has changed."""
         for version, now in answer.versions.items():
             before = self._counted.get((server, version))
@@ -142,11 +142,11 @@ class FleetView:
                 return replace(progress, state=State.IDLE, candidate=None)
         return progress
 
-    def _serving(self) -> dict[str, Answer]:
+    def _serving(self) -> dict[str, ServerAnswer]:
         answers = ((server, self.answers.get(server)) for server in self.servers)
         return {server: answer for server, answer in answers if answer is not None and answer.serves}
 
-    def _sight(self, version: int, progress: Progress, serving: Mapping[str, Answer]) -> VersionSight:
+    def _sight(self, version: int, progress: Progress, serving: Mapping[str, ServerAnswer]) -> VersionSight:
         seen = {server: answer.versions.get(version, _GONE) for server, answer in serving.items()}
         ready = [each for each in seen.values() if each.ready]
         current = [server for server in seen if self._is_current(serving[server], version)]
@@ -182,7 +182,7 @@ class FleetView:
             alarm=self._alarm(version, progress, serving),
         )
 
-    def _alarm(self, version: int, progress: Progress, serving: Mapping[str, Answer]) -> str:
+    def _alarm(self, version: int, progress: Progress, serving: Mapping[str, ServerAnswer]) -> str:
         if version != _version_under_test(progress):
             return ""
         alarms = (
@@ -192,10 +192,10 @@ class FleetView:
         )
         return next(alarms, "")
 
-    def _is_current(self, answer: Answer, version: int) -> bool:
+    def _is_current(self, answer: ServerAnswer, version: int) -> bool:
         return answer.files == self.files and answer.versions.get(version, _GONE).current
 
-    def _has_tried(self, answer: Answer, version: int) -> bool:
+    def _has_tried(self, answer: ServerAnswer, version: int) -> bool:
         failed = answer.files == self.files and bool(answer.versions.get(version, _GONE).failure)
         return failed or self._is_current(answer, version)
 

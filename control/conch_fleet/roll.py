@@ -26,10 +26,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from conch.core.errors import ConchError, InvalidArgumentError, without_details
-from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, Outcome
+from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, LoadOutcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.messages import UnreachableError
-from conch_fleet.fleet_state import Change, Ended, ModelState, Note, ServerState, Sight, Step
+from conch_fleet.fleet_state import Change, Ended, ModelState, Note, RollStep, ServerState, Sight
 from conch_fleet.placement import Demand, Placement, Room, place
 from conch_fleet.placement_file import PlacementRules
 
@@ -56,7 +56,7 @@ class Roll:
 
     # --- inputs
 
-    def want(self, name: str, parts: tuple[str, ...], now: int) -> list[Step]:
+    def want(self, name: str, parts: tuple[str, ...], now: int) -> list[RollStep]:
         """A model is new or has changed: each of its servers is to load it."""
         self._generation += 1
         model = self._models.get(name)
@@ -70,7 +70,7 @@ class Roll:
             server.pauses.pop(name, None)
         return self._next(now)
 
-    def drop(self, name: str, now: int) -> list[Step]:
+    def drop(self, name: str, now: int) -> list[RollStep]:
         """Removes a model: all servers are to unload it."""
         self._models.pop(name, None)
         self._unload_errors.pop(name, None)
@@ -80,7 +80,7 @@ class Roll:
                 server.doomed.add(name)
         return self._next(now)
 
-    def seen(self, address: str, sight: Sight, ended: Sequence[Ended], now: int) -> list[Step]:
+    def seen(self, address: str, sight: Sight, ended: Sequence[Ended], now: int) -> list[RollStep]:
         """A server has been reached; `ended` are its steps that ended before it was looked at."""
         own = {name: size for name, size in sight.serving.items() if self._rules.loads(name)}
         sight = replace(sight, serving=own)  # what servers load for requests is theirs
@@ -109,7 +109,7 @@ class Roll:
             self._note(f"server {address} is reached{again}")
         return self._next(now)
 
-    def lost(self, address: str, reason: str, ended: Sequence[Ended], now: int) -> list[Step]:
+    def lost(self, address: str, reason: str, ended: Sequence[Ended], now: int) -> list[RollStep]:
         """A server can't be reached."""
         server = self._servers[address]
         for step, _ in ended:
@@ -121,7 +121,7 @@ class Roll:
         server.up = False
         return self._next(now)
 
-    def tick(self, now: int) -> list[Step]:
+    def tick(self, now: int) -> list[RollStep]:
         """Time has passed; see `wake_at`."""
         return self._next(now)
 
@@ -177,7 +177,7 @@ class Roll:
 
     # --- what servers show
 
-    def _end(self, server: ServerState, step: Step, error: BaseException | None, now: int) -> None:
+    def _end(self, server: ServerState, step: RollStep, error: BaseException | None, now: int) -> None:
         """Processes the end of a step."""
         name = step.model
         server.running.pop(name, None)
@@ -185,8 +185,8 @@ class Roll:
             self._pause(server, name, now)  # it is reached again already
             return
         server.returning.discard(name)
-        outcome = Outcome.DONE if error is None else outcome_of(error)
-        if outcome is Outcome.DONE:
+        outcome = LoadOutcome.DONE if error is None else outcome_of(error)
+        if outcome is LoadOutcome.DONE:
             server.pauses.pop(name, None)
             if step.kind == "unload":
                 server.copies.pop(name, None)
@@ -207,12 +207,12 @@ class Roll:
             self._unload_errors[name] = shown
             self._pause(server, name, now)
             return
-        if outcome is Outcome.TRANSIENT:
+        if outcome is LoadOutcome.TRANSIENT:
             self._pause(server, name, now)
         model = self._models.get(name)
         if model is None or model.generation != step.generation:
             return  # it has changed since
-        model.error, model.held = shown, outcome is Outcome.FAILED
+        model.error, model.held = shown, outcome is LoadOutcome.FAILED
         others = [each.address for each in self._servers.values() if each.up and name in each.copies]
         if model.held and others:
             self._note(
@@ -259,7 +259,7 @@ class Roll:
 
     # --- what follows
 
-    def _next(self, now: int) -> list[Step]:
+    def _next(self, now: int) -> list[RollStep]:
         for server in self._servers.values():
             if not (server.usable or server.gone) and now - server.absent_at >= self._grace_ns:
                 server.gone = True
@@ -267,7 +267,7 @@ class Roll:
                     f"server {server.address} stays away: its models are placed elsewhere", logging.WARNING
                 )
         self._place()
-        steps: list[Step] = []
+        steps: list[RollStep] = []
         for step in self._unloads(now):
             self._servers[step.server].running[step.model] = step
             steps.append(step)
@@ -278,13 +278,13 @@ class Roll:
                 steps.append(load)
         return steps
 
-    def _unloads(self, now: int) -> Iterator[Step]:
+    def _unloads(self, now: int) -> Iterator[RollStep]:
         for server in self._servers.values():
             for name in sorted(server.copies) if server.up else ():
                 if name in server.running or server.paused(name, now):
                     continue
                 if name in server.doomed or self._is_surplus(server, name):
-                    yield Step("unload", server.address, name)
+                    yield RollStep("unload", server.address, name)
 
     def _is_surplus(self, server: ServerState, name: str) -> bool:
         """True if a copy isn't placed here, and all placed copies serve the current generation."""
@@ -294,7 +294,7 @@ class Roll:
         placed = [self._servers[address] for address in model.servers]
         return not model.problem and all(each.up and each.has(name, model.generation) for each in placed)
 
-    def _load(self, name: str, model: ModelState, now: int) -> Step | None:
+    def _load(self, name: str, model: ModelState, now: int) -> RollStep | None:
         if any(name in server.running for server in self._servers.values() if server.up):
             return None
         servers = [server for address in model.servers if (server := self._servers[address]).usable]
@@ -318,7 +318,7 @@ class Roll:
             )
         ):
             return None
-        return Step("load", server.address, name, model.generation, replaces)
+        return RollStep("load", server.address, name, model.generation, replaces)
 
     def _returns(self, server: ServerState) -> bool:
         """True if a server that was started again lacks models that it has not yet tried to load."""

@@ -44,7 +44,7 @@ from conch_control.lifecycle.startup_models import LoadFailure
 from conch_control.repository.source import Repository
 
 
-class Server:
+class InferenceServer:
     """A whole server in this process.
 
     Args:

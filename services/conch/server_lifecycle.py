@@ -172,8 +172,8 @@ class Lifecycle:
     def _close(self, end: float) -> bool:
         """Ends all parts, unloads the models and closes what is left; True if all ended in time."""
         context = self._context
-        ended = self._together(lambda part, left_s: part.drain(left_s), end)
-        ended = self._together(lambda part, left_s: part.disconnect(left_s), end) and ended
+        ended = self._run_for_all_parts(lambda part, left_s: part.drain(left_s), end)
+        ended = self._run_for_all_parts(lambda part, left_s: part.disconnect(left_s), end) and ended
         for part in self._parts:
             part.flush(_left(end))
         ended = self._agent.close(_left(end)) and ended
@@ -192,7 +192,7 @@ class Lifecycle:
             context.cache.close()
         return ended
 
-    def _together(self, stage: Callable[[ServerPart, float], bool], end: float) -> bool:
+    def _run_for_all_parts(self, stage: Callable[[ServerPart, float], bool], end: float) -> bool:
         """Runs a stage of the stop for all parts at once."""
         with ThreadPoolExecutor(max(len(self._parts), 1), "conch-stop") as threads:
             return all([*threads.map(lambda part: stage(part, _left(end)), self._parts)])

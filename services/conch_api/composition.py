@@ -18,7 +18,7 @@ from conch.core.request_log import REQUESTS
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
 from conch.process.gpu_discovery import find_gpus
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_settings import build_options
 from conch.settings.option import FlagError
 from conch.workers.backend_directory import backends_within
@@ -58,7 +58,7 @@ class ServerSettings:
                 given[switch] = False
         self.options = build_options(read_keywords(given))
 
-    def compose(self, bound: BoundRepository, stack: ExitStack) -> Server:
+    def compose(self, bound: BoundRepository, stack: ExitStack) -> InferenceServer:
         """Makes a server that is not started yet; `stack` closes what it leaves after its stop."""
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
         options = self.options
@@ -95,7 +95,7 @@ class ServerSettings:
             except OSError as error:
                 raise FlagError(f"audit_log can't be opened: {error}") from None
             stack.callback(audit_log.close)
-        return Server(
+        return InferenceServer(
             replace(options, control=control),
             access_log=request_log,
             audit_log=audit_log,

@@ -20,7 +20,7 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Registry
 from conch.frontends.grpc.grpc_methods import GrpcMethods
 from conch.process.main_thread import Signals, Task
-from conch.server import Server as Composition
+from conch.server import InferenceServer
 from conch_api.bound_classes import BoundClass, chat_class
 from conch_api.composition import ServerSettings
 from conch_api.decorators import Function
@@ -71,7 +71,7 @@ class Server:
         self._bound = BoundRepository()
         self._lock = threading.Lock()  # guards the fields below
         self._stage = _Stage.NEW
-        self._server: Composition | None = None
+        self._server: InferenceServer | None = None
         self._in_process: InProcessRequests | None = None
         self._wakers: list[Callable[[], None]] = []
         self._binding = threading.Lock()  # held while functions are bound or loaded at the start
@@ -124,7 +124,7 @@ class Server:
                 other.stop()
 
     @staticmethod
-    def _start(server: Composition) -> None:
+    def _start(server: InferenceServer) -> None:
         try:
             server.start()
         except InternalError as error:
@@ -493,7 +493,7 @@ class Server:
         if self._stage is _Stage.STOPPED:
             raise UnavailableError("the server has been stopped")
 
-    def _running(self) -> Composition:
+    def _running(self) -> InferenceServer:
         self._check_not_stopped()
         server = self._server
         if self._stage is not _Stage.RUNNING or server is None:

@@ -191,7 +191,7 @@ class FunctionInstance(BackendInstance):
                 if response.error is None and core.classes is not None:
                     self._shaper.shape_response(core, response)
                 core.respond(response, response.error is not None)
-                core.wait_for_reader()
+                core.wait_until_writable()
             if all(core.completed or core.is_abandoned(monotonic_ns()) for core in cores):
                 close = getattr(stream, "close", None)
                 if close is not None:

@@ -37,7 +37,7 @@ class ResponseQueue(Reader):
         self._ended = False
         self._closed = False
         self._stopped = False
-        self._held_back: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
 
     def put(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Adds a response."""
@@ -51,16 +51,16 @@ class ResponseQueue(Reader):
         self._on_put()
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the queue is full."""
         return len(self._kept) >= MOST_KEPT
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._changed:
-            waits = self.behind and not self._closed
+            waits = self.backpressure and not self._closed
             if waits:
-                self._held_back.append(work)
+                self._deferred.append(work)
         if not waits:
             work()
 
@@ -104,10 +104,10 @@ class ResponseQueue(Reader):
 
     def _call_read(self) -> None:
         """Lets the model go on, unless the queue is full."""
-        if not self._held_back or self.behind:
+        if not self._deferred or self.backpressure:
             return
         with self._changed:
-            read, self._held_back = self._held_back, []
+            read, self._deferred = self._deferred, []
         for work in read:
             work()
 

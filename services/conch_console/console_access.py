@@ -25,7 +25,7 @@ from conch.access.access_guard import AUTHORIZATION, SCHEME, Access, AccessGuard
 from conch.access.policy_file import Policy, PrincipalEntry
 from conch.access.policy_state import PolicyState
 from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Grant, Role, Roles
-from conch.access.request_limits import Limits
+from conch.access.request_limits import RequestLimits
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
     ConchError,
@@ -325,7 +325,9 @@ def _own_policy(options: ConsoleOptions) -> Policy:
 def _entry(name: str, token: str, roles: Iterable[Role]) -> PrincipalEntry:
     """A principal with roles for all models; anonymous without a token."""
     keys = (sha256(token.encode()).digest(),) if token else ()
-    return PrincipalEntry(name, keys, {}, (), not token, dict.fromkeys(roles, (EVERY_MODEL,)), Limits())
+    return PrincipalEntry(
+        name, keys, {}, (), not token, dict.fromkeys(roles, (EVERY_MODEL,)), RequestLimits()
+    )
 
 
 def _cookie_value(fields: Mapping[bytes, bytes]) -> str:

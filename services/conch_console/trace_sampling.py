@@ -59,7 +59,7 @@ class TraceSampling:
         with self._lock:
             for model, sampled in list(self._sampled.items()):
                 replaced = self.settings.of(model) is not sampled.setting  # by a client of the RPC
-                if replaced or not sampled.setting.left or self._clock() > sampled.ends_ns:
+                if replaced or not sampled.setting.remaining or self._clock() > sampled.ends_ns:
                     del self._sampled[model]
                     if not replaced:
                         self._restore(sampled.before, model)
@@ -73,4 +73,4 @@ class TraceSampling:
 
     def state(self) -> dict[str, Any]:
         """Number of traces still to sample, by model; the empty name is for all models."""
-        return {model: sampled.setting.left for model, sampled in self._sampled.items()}
+        return {model: sampled.setting.remaining for model, sampled in self._sampled.items()}

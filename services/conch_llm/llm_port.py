@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conch.core.server_state import ServerState
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_pools import Pools
-from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.parts.http_part import HttpPart
 from conch.parts.server_part import PartContext, ServerPart

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from conch.observability.exporters import LOGS, METRICS, TRACES, DropCounter, ExportCounts
 from conch_otlp.endpoint import HTTP_JSON, OtlpEndpoint, QueueLimits
-from conch_otlp.transport import Outcome, open_transport
+from conch_otlp.transport import SendOutcome, open_transport
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class OtlpExporter(Generic[Item, Queued]):
                 self._changed.wait_for(lambda: self._closing, wait_s)
         self._settle(number, "export_failed", "failed", outcome.error)
 
-    def _taken(self, outcome: Outcome, number: int) -> None:
+    def _taken(self, outcome: SendOutcome, number: int) -> None:
         rejected = min(outcome.rejected, number)
         with self._changed:
             if self._sending:

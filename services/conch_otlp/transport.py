@@ -83,7 +83,7 @@ _SERVICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SendOutcome:
     """The result of sending a request.
 
     Attributes:
@@ -101,19 +101,19 @@ class Outcome:
     after_s: float = 0.0
 
 
-def _failed(error: str, again: bool, after_s: float = 0.0) -> Outcome:
-    return Outcome(error[:_SHOWN], False, 0, again, after_s)
+def _failed(error: str, again: bool, after_s: float = 0.0) -> SendOutcome:
+    return SendOutcome(error[:_SHOWN], False, 0, again, after_s)
 
 
-def _taken(service: _Service, response: Any) -> Outcome:
+def _taken(service: _Service, response: Any) -> SendOutcome:
     partial = response.partial_success
-    return Outcome(partial.error_message[:_SHOWN], True, max(getattr(partial, service.items[0]), 0))
+    return SendOutcome(partial.error_message[:_SHOWN], True, max(getattr(partial, service.items[0]), 0))
 
 
 class Transport(Protocol):
     """Sends export requests."""
 
-    def send(self, request: bytes, timeout_s: float) -> Outcome:
+    def send(self, request: bytes, timeout_s: float) -> SendOutcome:
         """Sends a request, serialised; never raises because of the collector."""
 
     def abort(self) -> None:
@@ -147,7 +147,7 @@ class HttpTransport:
         self._connection: HTTPConnection | None = None
         self._aborted = False
 
-    def send(self, request: bytes, timeout_s: float) -> Outcome:
+    def send(self, request: bytes, timeout_s: float) -> SendOutcome:
         """Posts a request."""
         body = _as_json(self._service.request.FromString(request)) if self._json else request
         headers = self._headers
@@ -169,7 +169,7 @@ class HttpTransport:
             self.close()
             return _failed(f"{type(error).__name__}: {error}", again=True)
 
-    def _post(self, body: bytes, headers: dict[str, str], timeout_s: float) -> Outcome:
+    def _post(self, body: bytes, headers: dict[str, str], timeout_s: float) -> SendOutcome:
         connection = self._connected(timeout_s)
         connection.request("POST", self._target, body, headers)
         response = connection.getresponse()
@@ -181,15 +181,15 @@ class HttpTransport:
         text = f"HTTP {response.status} {response.reason}"
         return _failed(text, response.status in _RETRIED_STATUS, _retry_after_s(response))
 
-    def _accepted(self, answer: bytes) -> Outcome:
+    def _accepted(self, answer: bytes) -> SendOutcome:
         try:
             if not self._json:
                 return _taken(self._service, self._service.response.FromString(answer))
             partial = json.loads(answer or b"{}").get("partialSuccess") or {}
             rejected = max(int(partial.get(self._service.items[1], 0)), 0)
-            return Outcome(str(partial.get("errorMessage", ""))[:_SHOWN], True, rejected)
+            return SendOutcome(str(partial.get("errorMessage", ""))[:_SHOWN], True, rejected)
         except (DecodeError, ValueError, AttributeError, TypeError, RecursionError):
-            return Outcome("the collector's answer can't be read")
+            return SendOutcome("the collector's answer can't be read")
 
     def _connected(self, timeout_s: float) -> HTTPConnection:
         connection = self._connection
@@ -248,7 +248,7 @@ class GrpcTransport:
         self._headers = endpoint.headers
         self._compression = grpc.Compression.Gzip if endpoint.gzip else None
 
-    def send(self, request: bytes, timeout_s: float) -> Outcome:
+    def send(self, request: bytes, timeout_s: float) -> SendOutcome:
         """Calls the service."""
         try:
             response = self._export(

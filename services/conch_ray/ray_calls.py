@@ -146,7 +146,7 @@ class RayStreamCall(RayCall, Reader):
         self._reading: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._lock = threading.Lock()  # guards the fields below
-        self._held_back: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
@@ -182,16 +182,16 @@ class RayStreamCall(RayCall, Reader):
         self._on_loop(self._wake.set)
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if too many bytes are unsent."""
         return self._unsent > _MOST_UNSENT_BYTES
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self.behind and not self._finished and self._closing is None
+            waits = self.backpressure and not self._finished and self._closing is None
             if waits:
-                self._held_back.append(work)
+                self._deferred.append(work)
         if not waits:
             work()
 
@@ -237,8 +237,8 @@ class RayStreamCall(RayCall, Reader):
         """Lets models go on, once the client has read enough or the stream ends."""
         with self._lock:
             read: list[Callable[[], object]] = []
-            if self._finished or self._closing is not None or not self.behind:
-                read, self._held_back = self._held_back, []
+            if self._finished or self._closing is not None or not self.backpressure:
+                read, self._deferred = self._deferred, []
         for work in read:
             work()
 

@@ -56,7 +56,7 @@ class MockModel:
         return 0
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Always 0: it has no sequences."""
         return 0
 
@@ -115,7 +115,7 @@ class MockModel:
                 if request.cancelled:
                     break
                 request.respond(_response(request, outputs), False)
-                request.wait_for_reader()
+                request.wait_until_writable()
             request.respond(None, True)
         except BaseException as error:  # of user code: the pool's thread must survive
             log.debug("the stand-in for model '%s' failed", self.spec.name, exc_info=error)

@@ -11,7 +11,7 @@ from functools import partial
 from tests.support.core import WAIT_S, echo
 
 from conch.core import backend
-from conch.core.backend import PENDING, BackendInstance, BackendModel, Outcome, Pending
+from conch.core.backend import PENDING, BackendInstance, BackendModel, BatchOutcome, Pending
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError
 from conch.core.execution.placement import Placement
@@ -20,7 +20,7 @@ from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 
-Done = Callable[[Outcome], None]
+Done = Callable[[BatchOutcome], None]
 Begin = Callable[[Batch, Done], None]
 
 
@@ -84,7 +84,7 @@ class Begins(BackendInstance):
             with self._lock:
                 self._beginning -= 1
 
-    def _done(self, done: Done, outcome: Outcome) -> None:
+    def _done(self, done: Done, outcome: BatchOutcome) -> None:
         with self._lock:
             self._running = max(self._running - 1, 0)
         done(outcome)
@@ -286,7 +286,7 @@ class Whim:
         """Is done at once if it is cancelled, and later if it is not cancelled."""
         once = threading.Lock()
 
-        def end(outcome: Callable[[], Outcome]) -> None:
+        def end(outcome: Callable[[], BatchOutcome]) -> None:
             if once.acquire(blocking=False):
                 done(outcome())
 
@@ -295,7 +295,7 @@ class Whim:
                 request.on_cancel = lambda _: end(lambda: CancelledError(""))
         self._elsewhere.later(lambda: end(lambda: self._outcome(batch)))
 
-    def _outcome(self, batch: Batch) -> Outcome:
+    def _outcome(self, batch: Batch) -> BatchOutcome:
         if not self._decoupled:
             return echo(batch)
         for request, response in zip(batch.requests, echo(batch), strict=True):

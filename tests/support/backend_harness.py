@@ -29,7 +29,7 @@ def tensor_specs(**tensors: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ..
     return tuple(TensorSpec(name, datatype, dims) for name, (datatype, dims) in tensors.items())
 
 
-class Answer:
+class HarnessAnswer:
     """Answer to one request."""
 
     def __init__(self) -> None:
@@ -127,9 +127,9 @@ class Harness:
             assert self._models.pop().close(WAIT_S)
 
     @staticmethod
-    def request(inputs: Mapping[str, Array], **attributes: Any) -> tuple[InferenceRequest, Answer]:
+    def request(inputs: Mapping[str, Array], **attributes: Any) -> tuple[InferenceRequest, HarnessAnswer]:
         """A request in wire form, as one that came over a socket."""
-        answer = Answer()
+        answer = HarnessAnswer()
         tensors = {}
         for name, array in inputs.items():
             made = Tensor.from_array(name, array)
@@ -140,12 +140,12 @@ class Harness:
         answer.request = request
         return request, answer
 
-    def infer(self, model: Model, inputs: Mapping[str, Array], **attributes: Any) -> Answer:
+    def infer(self, model: Model, inputs: Mapping[str, Array], **attributes: Any) -> HarnessAnswer:
         request, answer = self.request(inputs, **attributes)
         model.submit(request)
         return answer
 
-    def batch(self, model: Model, inputs: list[dict[str, Array]], **attributes: Any) -> list[Answer]:
+    def batch(self, model: Model, inputs: list[dict[str, Array]], **attributes: Any) -> list[HarnessAnswer]:
         """Submits requests that run as one batch where the model was made with `one_batch`."""
         return [self.infer(model, item, **attributes) for item in inputs]
 

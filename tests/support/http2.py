@@ -23,7 +23,7 @@ from conch.frontends.grpc.http2.events import (
     TrailersReceived,
     WindowOpened,
 )
-from conch.frontends.grpc.http2.limits import Limits, LocalSettings
+from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 
@@ -108,7 +108,7 @@ def output(connection: Http2Connection) -> bytes:
 
 
 def server(
-    settings_: LocalSettings | None = None, limits: Limits | None = None, *peer: tuple[int, int]
+    settings_: LocalSettings | None = None, limits: Http2Limits | None = None, *peer: tuple[int, int]
 ) -> Http2Connection:
     """A server's side after both have sent their settings; the `peer` has these."""
     connection = Http2Connection(settings=settings_, limits=limits)

@@ -182,18 +182,18 @@ class Site:
     def loads(self) -> list[str]:
         return [f"{spec.name}:{spec.version}" for spec in self.backend.loaded]
 
-    def send(self, name: str, version: str = "") -> Answer:
+    def send(self, name: str, version: str = "") -> SiteAnswer:
         """Sends a request; the answer comes when it comes."""
-        answer = Answer()
+        answer = SiteAnswer()
         request = InferenceRequest(name, version, {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
         self.registry.resolve(name, version).submit(request)
         return answer
 
     def send_in_sequence(
         self, name: str, correlation_id: int, start: bool = False, end: bool = False
-    ) -> Answer:
+    ) -> SiteAnswer:
         """Sends a request of a sequence, the way front ends do."""
-        answer = Answer()
+        answer = SiteAnswer()
         request = InferenceRequest(name, "", {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
         request.correlation_id = correlation_id
         request.sequence_start, request.sequence_end = start, end
@@ -206,7 +206,7 @@ class Site:
             assert agent.close(WAIT_S)
 
 
-class Answer:
+class SiteAnswer:
     """The one answer to a request."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.backend_harness import Answer, Harness, rows, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, rows, tensor_specs
 
 from conch.core.model_version import Model
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec
@@ -25,7 +25,9 @@ def spec(harness: Harness, sequence: SequenceBatching, **changes: Any) -> ModelS
     return harness.spec(inputs=INPUTS, outputs=OUTPUTS, sequence=sequence, **changes)
 
 
-def send(harness: Harness, model: Model, number: float, sequence: int | str = 0, flags: str = "") -> Answer:
+def send(
+    harness: Harness, model: Model, number: float, sequence: int | str = 0, flags: str = ""
+) -> HarnessAnswer:
     return harness.infer(
         model,
         {"IN": rows(number, width=1)},

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from tests.support.core import WAIT_S, Answers, make_spec
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.bls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
@@ -160,10 +160,10 @@ class Begun:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[BatchOutcome] = []
         self._over = threading.Event()
 
-    def done(self, batch: Batch, outcome: Outcome) -> None:
+    def done(self, batch: Batch, outcome: BatchOutcome) -> None:
         assert batch is self.batch
         batch.settled = True  # as the runner does
         self.outcomes.append(outcome)
@@ -287,7 +287,7 @@ class SlowClient(Answers, Reader):
         super().__init__()
         self._lock = threading.Lock()
         self._has_read = False
-        self._held_back: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
 
     def request(self, request_id: str = "", /, **arrays: Array) -> InferenceRequest:
         """A request of this client."""
@@ -297,16 +297,16 @@ class SlowClient(Answers, Reader):
         return request
 
     @property
-    def behind(self) -> bool:
-        """See `Reader.behind`."""
+    def backpressure(self) -> bool:
+        """See `Reader.backpressure`."""
         return not self._has_read
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self.behind
+            waits = self.backpressure
             if waits:
-                self._held_back.append(work)
+                self._deferred.append(work)
         if not waits:
             work()
 
@@ -314,5 +314,5 @@ class SlowClient(Answers, Reader):
         """Reads all, also what comes later."""
         with self._lock:
             self._has_read = True
-        for work in self._held_back:
+        for work in self._deferred:
             work()

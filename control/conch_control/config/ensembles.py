@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from conch.core.ensembles.plan import Plan, Step
+from conch.core.ensembles.plan import EnsemblePlan, ModelStep
 from conch.core.spec import EnsembleScheduling, EnsembleStep, ModelSpec, TensorSpec
 from conch.core.validation import shape_text
 from conch.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
@@ -142,11 +142,7 @@ def _place(config: ModelConfig, tensor: str) -> str:
 
 
 def _not_written(
-    output: str,
-    ensemble: str,
-    consumed: set[str],
-    makers: Mapping[str, ModelEnsembling.Step],
-    made: set[str],
+    output: str, ensemble: str, consumed: set[str], makers: Mapping[str, ModelEnsembling.Step], made: set[str]
 ) -> str:
     if output not in makers:
         if output not in consumed:
@@ -178,7 +174,7 @@ def scheduling_of(config: ModelConfig) -> EnsembleScheduling | None:
     )
 
 
-def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> Plan:
+def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> EnsemblePlan:
     """Checks an ensemble against its models, and plans its data flow.
 
     Raises:
@@ -189,7 +185,7 @@ def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> Plan:
     return plan
 
 
-def checked_plan(spec: ModelSpec, find_model: FindModel) -> Checked[Plan | None]:
+def checked_plan(spec: ModelSpec, find_model: FindModel) -> Checked[EnsemblePlan | None]:
     """The plan of an ensemble and its problems; None if it can't be planned."""
     scheduling = spec.ensemble
     assert scheduling is not None, "only for ensembles"
@@ -217,13 +213,13 @@ def checked_plan(spec: ModelSpec, find_model: FindModel) -> Checked[Plan | None]
     )
 
 
-def _plan(spec: ModelSpec, scheduling: EnsembleScheduling, models: Iterable[ModelSpec]) -> Plan:
-    return Plan(
+def _plan(spec: ModelSpec, scheduling: EnsembleScheduling, models: Iterable[ModelSpec]) -> EnsemblePlan:
+    return EnsemblePlan(
         spec.name,
         [tensor.name for tensor in spec.inputs],
         [tensor.name for tensor in spec.outputs],
         [
-            Step(
+            ModelStep(
                 number,
                 step.model_name,
                 "" if step.model_version < 0 else str(step.model_version),
@@ -237,7 +233,7 @@ def _plan(spec: ModelSpec, scheduling: EnsembleScheduling, models: Iterable[Mode
     )
 
 
-def completed(spec: ModelSpec, plan: Plan, find_model: FindModel) -> ModelSpec:
+def completed(spec: ModelSpec, plan: EnsemblePlan, find_model: FindModel) -> ModelSpec:
     """The spec with the labels of the composing models, where the ensemble has none."""
     assert spec.ensemble is not None, "only for ensembles"
     return replace(
@@ -346,7 +342,7 @@ def _type_name(seen: _Seen) -> str:
 
 
 def _labelled(
-    tensor: TensorSpec, scheduling: EnsembleScheduling, plan: Plan, find_model: FindModel
+    tensor: TensorSpec, scheduling: EnsembleScheduling, plan: EnsemblePlan, find_model: FindModel
 ) -> TensorSpec:
     made = plan.maker(tensor.name)
     if tensor.labels or made is None:

@@ -83,8 +83,8 @@ class Operation:
     changed: tuple[str, ...] = field(default=(), compare=False)
 
 
-class Outcome(Enum):
-    """Result of an operation."""
+class LoadOutcome(Enum):
+    """Result of a load or unload."""
 
     DONE = "done"
     FAILED = "failed"
@@ -160,7 +160,7 @@ def _same(found: FoundModel | None, done: FoundModel | _Unknown | None) -> bool:
 
 
 @dataclass
-class Plan:
+class PlannerPlan:
     """State machine, not thread-safe; acts after `settle_ns` without changes, on `most` models at once."""
 
     settle_ns: int
@@ -220,19 +220,19 @@ class Plan:
                 model.settled = True
         return self._start(now)
 
-    def finished(self, operation: Operation, outcome: Outcome, now: int) -> list[Operation]:
+    def finished(self, operation: Operation, outcome: LoadOutcome, now: int) -> list[Operation]:
         """Processes the end of an operation."""
         model = self._models[operation.name]
         model.in_progress = None
-        if outcome is Outcome.TRANSIENT or (outcome is Outcome.FAILED and operation.kind == "unload"):
+        if outcome is LoadOutcome.TRANSIENT or (outcome is LoadOutcome.FAILED and operation.kind == "unload"):
             if not model.changed:  # else the new state is tried at once
                 model.failures += 1
                 model.retry_at = now + min(FIRST_RETRY_NS << min(model.failures - 1, 10), LAST_RETRY_NS)
             model.done = _UNKNOWN
         else:
             model.failures = model.retry_at = 0
-            model.failed = outcome is Outcome.FAILED
-            if operation.kind == "load" and outcome is Outcome.DONE:
+            model.failed = outcome is LoadOutcome.FAILED
+            if operation.kind == "load" and outcome is LoadOutcome.DONE:
                 self._retry_dependents(operation.name)
         return self._start(now)
 
@@ -257,7 +257,7 @@ class Plan:
     @property
     def wake_at(self) -> int | None:
         """Time of the next `tick`; None for none."""
-        waiting = (model.retry_at for model in self._models.values() if self._waits(model))
+        waiting = (model.retry_at for model in self._models.values() if self._awaits_retry(model))
         return min(waiting, default=None)
 
     @property
@@ -322,7 +322,7 @@ class Plan:
                 begun.append(model.in_progress)
         return begun
 
-    def _waits(self, model: _Model) -> bool:
+    def _awaits_retry(self, model: _Model) -> bool:
         return model.retry_at > 0 and model.in_progress is None and model.changed and model.settled
 
     def _composing_pending(self, name: str, found: FoundModel) -> bool:

@@ -23,7 +23,7 @@ from conch.core.model_control import LoadParameter
 from conch_control.agent_api import Index, is_transient
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import Event, EventLog
-from conch_control.planner.plan import Operation, Outcome, Plan
+from conch_control.planner.plan import LoadOutcome, Operation, PlannerPlan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watcher import ChangedModels, Watcher
 from conch_control.repository.layout import shortened_paths
@@ -75,7 +75,7 @@ _RECHECK_S = 300.0
 _OUTDATED = "Newer operation has been applied to the model lifecycle"
 
 
-class PlannerPort(Protocol):
+class PlannerAgent(Protocol):
     """The part of `AgentApi` that a planner needs."""
 
     @property
@@ -97,17 +97,17 @@ class Planner:
 
     def __init__(
         self,
-        port: PlannerPort,
+        agent: PlannerAgent,
         repositories: Repositories,
         options: PlannerOptions,
         clock: Clock = monotonic_ns,
         wanted: Callable[[str], bool] | None = None,
     ) -> None:
-        self._port = port
+        self._agent = agent
         self.repositories = repositories
         self._options = options
         self._clock = clock
-        self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
+        self._plan = PlannerPlan(round(options.settle_s * _S), max(options.operations, 1))
         self._reader = SnapshotReader(
             repositories,
             ControlOptions(
@@ -218,12 +218,12 @@ class Planner:
         for operation, error, took_ns in ended:
             serves = self._running is not None and operation.name in self._running.names
             _log_end(operation, error, took_ns, serves)
-            outcome = Outcome.DONE if error is None else outcome_of(error)
+            outcome = LoadOutcome.DONE if error is None else outcome_of(error)
             self.start_operations(self._plan.finished(operation, outcome, self._clock()))
         if self._running is None:
             self._attach()
             return
-        events = self._port.events
+        events = self._agent.events
         try:
             if events.epoch != self._running.epoch:
                 raise OutOfRangeError("the agent has been started anew")
@@ -243,7 +243,7 @@ class Planner:
 
     def _attach(self) -> None:
         try:
-            self._running = RunningModels(self._port.models())
+            self._running = RunningModels(self._agent.models())
         except (ConchError, OSError) as error:
             log.warning("can't see what runs: %s", as_conch_error(error).message)
             return
@@ -361,9 +361,9 @@ class Planner:
         began = self._clock()
         try:
             if operation.kind == "load":
-                self._port.load(operation.name, {})
+                self._agent.load(operation.name, {})
             else:
-                self._port.unload(operation.name, False)
+                self._agent.unload(operation.name, False)
         except BaseException as raised:  # boundary: the top of the thread; the error ends the operation
             error = raised
         with self._changed:
@@ -372,11 +372,11 @@ class Planner:
             self._changed.notify_all()
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> LoadOutcome:
     """Classifies the error of an operation."""
     if isinstance(error, ConchError) and _OUTDATED in error.message:
-        return Outcome.DONE  # superseded
-    return Outcome.TRANSIENT if is_transient(error) else Outcome.FAILED
+        return LoadOutcome.DONE  # superseded
+    return LoadOutcome.TRANSIENT if is_transient(error) else LoadOutcome.FAILED
 
 
 def _log_end(operation: Operation, error: BaseException | None, took_ns: int, serves: bool) -> None:

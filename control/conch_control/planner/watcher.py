@@ -103,7 +103,7 @@ class Watcher:
         for location in self._locations:
             if location in self._unwatched:
                 continue
-            spots = set(self._way(location, _Owner("way", location), location))
+            spots = set(self._watch_hinges(location, _Owner("way", location), location))
             root = resolve(location).path
             identity = self._watch(root, _EVERYTHING, _Owner("root", location), location)
             if identity is None:
@@ -123,7 +123,7 @@ class Watcher:
         if self.directories is None or location not in self._locations or location in self._unwatched:
             return
         owner = _Owner("model", name)
-        spots = set(self._way(directory, owner, location))
+        spots = set(self._watch_hinges(directory, owner, location))
         spots.update(self._tree(resolve(directory).path, owner, location, set()))
         self._set(owner, spots)
 
@@ -157,9 +157,9 @@ class Watcher:
             return
         for name in links:
             owner = _Owner("link", name)
-            yield owner, set(self._way(os.path.join(root, name), owner, location))
+            yield owner, set(self._watch_hinges(os.path.join(root, name), owner, location))
 
-    def _way(self, path: str, owner: _Owner, location: str) -> Iterator[tuple[Identity, str]]:
+    def _watch_hinges(self, path: str, owner: _Owner, location: str) -> Iterator[tuple[Identity, str]]:
         for directory, name in resolve(path).hinges:
             identity = self._watch(directory, name, owner, location)
             if identity is not None:
@@ -180,7 +180,7 @@ class Watcher:
             return
         for entry in entries:
             if entry.is_symlink():
-                yield from self._way(entry.path, owner, location)
+                yield from self._watch_hinges(entry.path, owner, location)
                 target = resolve(entry.path).path
                 if os.path.isdir(target):
                     yield from self._tree(target, owner, location, seen)

@@ -1,4 +1,4 @@
-"""Client of the ModelControl service; uses the data classes and errors of `port`."""
+"""Client of the ModelControl service; uses the data classes and errors of `agent_api`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wire form of the ModelControl service: messages of `port`'s data classes, bearer tokens, error statuses."""
+"""Wire form of the ModelControl service: messages of `agent_api`'s classes, bearer tokens, error statuses."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class CallAccess:
         """Raises PermissionDeniedError: it may not read the model."""
         self._guard.check(self._peer, self._grant, self._roles, self._action, model)
 
-    def sees(self, model: str) -> bool:
+    def allows(self, model: str) -> bool:
         """True if it may see a model."""
         return self._grant.principal.allows(self._roles, model)
 

@@ -97,13 +97,9 @@ class ModelControl:
     """Implements the service with an agent."""
 
     def __init__(
-        self,
-        port: AgentApi,
-        guard: AccessGuard,
-        watches: int = MOST_WATCHES,
-        loads: int = MOST_LOADS,
+        self, agent: AgentApi, guard: AccessGuard, watches: int = MOST_WATCHES, loads: int = MOST_LOADS
     ) -> None:
-        self._port = port
+        self._agent = agent
         self._guard = guard
         self._watches = ConcurrencyLimit(watches, "callers watch")
         self._loads = ConcurrencyLimit(loads, "loads go on")
@@ -143,7 +139,7 @@ class ModelControl:
     def stopping(self) -> None:
         """Ends all watches."""
         self._stopping = True
-        self._port.events.wake()
+        self._agent.events.wake()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until no call runs, not even a cancelled one; returns False on timeout."""
@@ -168,20 +164,20 @@ class ModelControl:
     def _load(self, request: pb.LoadRequest, caller: CallAccess) -> pb.LoadResponse:
         self._check_changes()
         with caller.changing(request.model), self._loads.acquire(caller.principal):
-            self._port.load(request.model, load_parameters(request))
+            self._agent.load(request.model, load_parameters(request))
         return pb.LoadResponse()
 
     def _unload(self, request: pb.UnloadRequest, caller: CallAccess) -> pb.UnloadResponse:
         self._check_changes()
         with caller.changing(request.model):
-            self._port.unload(request.model, request.unload_dependents)
+            self._agent.unload(request.model, request.unload_dependents)
         return pb.UnloadResponse()
 
     def _set_label(self, request: pb.SetLabelRequest, caller: CallAccess) -> pb.SetLabelResponse:
         self._check_changes()
         version = request.version if request.HasField("version") else None
         with caller.changing(request.model):
-            self._port.set_label(request.model, request.label, version)
+            self._agent.set_label(request.model, request.label, version)
         return pb.SetLabelResponse()
 
     def _start_rollout(self, request: pb.StartRolloutRequest, caller: CallAccess) -> pb.StartRolloutResponse:
@@ -194,9 +190,9 @@ class ModelControl:
             if request.HasField("managed_by"):
                 managed_by = managed_by_of(request.managed_by)
                 return managed_report_message(
-                    self._port.manage_rollout(request.model, declaration, managed_by)
+                    self._agent.manage_rollout(request.model, declaration, managed_by)
                 )
-            report = self._port.start_rollout(request.model, declaration, request.again)
+            report = self._agent.start_rollout(request.model, declaration, request.again)
         return pb.StartRolloutResponse(rollout=rollout_message(report))
 
     def _update_rollout(
@@ -205,30 +201,30 @@ class ModelControl:
         self._check_changes()
         weight = request.weight if request.HasField("weight") else None
         with caller.changing(request.model):
-            report = self._port.update_rollout(request.model, request.action, weight)
+            report = self._agent.update_rollout(request.model, request.action, weight)
         return pb.UpdateRolloutResponse(rollout=rollout_message(report))
 
     def _get_rollout(self, request: pb.GetRolloutRequest, caller: CallAccess) -> pb.GetRolloutResponse:
         caller.check(request.model)
-        return pb.GetRolloutResponse(rollout=rollout_message(self._port.rollout(request.model)))
+        return pb.GetRolloutResponse(rollout=rollout_message(self._agent.rollout(request.model)))
 
     def _list_rollouts(self, request: pb.ListRolloutsRequest, caller: CallAccess) -> pb.ListRolloutsResponse:
-        shown = [each for each in self._port.rollouts() if caller.sees(each.model)]
+        shown = [each for each in self._agent.rollouts() if caller.allows(each.model)]
         return pb.ListRolloutsResponse(rollouts=map(rollout_message, shown))
 
     def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
-        index = self._port.models()
-        shown = replace(index, models=tuple(model for model in index.models if caller.sees(model.name)))
+        index = self._agent.models()
+        shown = replace(index, models=tuple(model for model in index.models if caller.allows(model.name)))
         return pb.IndexResponse(index=index_message(shown))
 
     def _describe(self, request: pb.DescribeRequest, caller: CallAccess) -> pb.DescribeResponse:
         caller.check(request.model)
-        return pb.DescribeResponse(description=description_message(self._port.describe(request.model)))
+        return pb.DescribeResponse(description=description_message(self._agent.describe(request.model)))
 
     def _drain(self, request: pb.DrainRequest, caller: CallAccess) -> pb.DrainResponse:
         self._check_changes()
         with caller.changing(EVERY_MODEL):
-            self._port.drain()
+            self._agent.drain()
         return pb.DrainResponse()
 
     @contextmanager
@@ -253,7 +249,7 @@ class ModelControl:
 
         def on_end() -> None:
             gone.set()
-            self._port.events.wake()
+            self._agent.events.wake()
 
         if not context.add_callback(on_end):
             return
@@ -264,11 +260,13 @@ class ModelControl:
             ):
                 request = pb.WatchRequest.FromString(data)
 
-                def sees(model: str) -> bool:
+                def allows(model: str) -> bool:
                     caller.renew()  # the policy may have changed since the last message
-                    return caller.sees(model)
+                    return caller.allows(model)
 
-                for message in Watch(self._port, request, lambda: self._stopping or gone.is_set(), sees=sees):
+                for message in Watch(
+                    self._agent, request, lambda: self._stopping or gone.is_set(), allows=allows
+                ):
                     caller.renew()
                     yield message.SerializeToString()
         except ConchError as error:
@@ -352,7 +350,7 @@ class ControlPort:
 
     def __init__(
         self,
-        port: AgentApi,
+        agent: AgentApi,
         options: ControlPortOptions,
         watches: int = MOST_WATCHES,
         loads: int = MOST_LOADS,
@@ -361,7 +359,7 @@ class ControlPort:
         options.check()
         self._options = options
         self._guard = control_guard(access, options.token)
-        self._service = ModelControl(port, self._guard, watches, loads)
+        self._service = ModelControl(agent, self._guard, watches, loads)
         self._handlers: list[Any] = [self._service.handlers()]
         if options.token is not None and access is None:
             self._handlers.append(_UnknownMethods(self._guard))

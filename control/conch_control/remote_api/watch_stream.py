@@ -23,7 +23,7 @@ _NS_PER_S = 1_000_000_000
 class Watch:
     """Messages of one watch stream, as an iterable.
 
-    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow. `sees`
+    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow. `allows`
     tells whether the client may see a model.
 
     Raises:
@@ -32,17 +32,17 @@ class Watch:
 
     def __init__(
         self,
-        port: AgentApi,
+        agent: AgentApi,
         request: pb.WatchRequest,
         given_up: Callable[[], bool],
         clock: Clock = monotonic_ns,
-        sees: Callable[[str], bool] = lambda model: True,
+        allows: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        self._sees = sees
+        self._allows = allows
         if request.WhichOneof("start") == "whole_state" and not request.whole_state:
             raise InvalidArgumentError("'whole_state' must be true, or absent to begin elsewhere")
-        self._port = port
-        self._log = port.events
+        self._agent = agent
+        self._log = agent.events
         self._request = request
         self._given_up = given_up
         self._clock = clock
@@ -67,10 +67,10 @@ class Watch:
             events = self._log.after(self._revision, self._timeout_s(), self._interrupted)
             if events:
                 self._revision = events[-1].revision
-            wanted = [event for event in events if self._wants(event.model)]
+            wanted = [event for event in events if self._includes(event.model)]
             self._track_staging((event.model, event.version, event.phase) for event in wanted)
             progress = self._changed_progress()
-            if wanted or progress or self._port.draining != self._draining:
+            if wanted or progress or self._agent.draining != self._draining:
                 yield self._message(events=map(event_message, wanted), progress=map(status_message, progress))
             if self._given_up() or (self._log.closed and not events):
                 raise UnavailableError(STOPPED)
@@ -79,9 +79,9 @@ class Watch:
         request, log = self._request, self._log
         start = request.WhichOneof("start")
         if start == "whole_state":
-            index = self._port.models()
+            index = self._agent.models()
             self._revision = index.revision
-            models = tuple(model for model in index.models if self._wants(model.name))
+            models = tuple(model for model in index.models if self._includes(model.name))
             self._track_staging(
                 (model.name, version.version, version.phase) for model in models for version in model.versions
             )
@@ -104,7 +104,7 @@ class Watch:
         events: Iterable[pb.Event] = (),
         progress: Iterable[pb.ModelStatus] = (),
     ) -> pb.WatchResponse:
-        self._draining = self._port.draining
+        self._draining = self._agent.draining
         return pb.WatchResponse(
             epoch=self._log.epoch,
             revision=self._revision,
@@ -115,10 +115,10 @@ class Watch:
         )
 
     def _interrupted(self) -> bool:
-        return self._given_up() or self._port.draining != self._draining
+        return self._given_up() or self._agent.draining != self._draining
 
-    def _wants(self, model: str) -> bool:
-        return (not self._models or model in self._models) and self._sees(model)
+    def _includes(self, model: str) -> bool:
+        return (not self._models or model in self._models) and self._allows(model)
 
     def _track_staging(self, phases: Iterable[tuple[str, int, Phase]]) -> None:
         if self._interval_ns is None:
@@ -140,8 +140,8 @@ class Watch:
         if self._interval_ns is None or not self._staging or now < self._next_progress_ns:
             return []
         self._next_progress_ns = now + self._interval_ns
-        staging = {model for model, _ in self._staging if self._sees(model)}
-        found = {model.name: model for model in self._port.progress(staging)}
+        staging = {model for model, _ in self._staging if self._allows(model)}
+        found = {model.name: model for model in self._agent.progress(staging)}
         changed = [status for name, status in found.items() if self._progress.get(name) != status]
         self._progress = found
         return changed

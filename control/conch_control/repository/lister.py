@@ -151,7 +151,7 @@ class Lister:
         self._timed_out_ns = timeout_ns
         self._changed.notify_all()
 
-    def notify_when_read(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
+    def notify_when_listed(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
         """Sets a callback for the next success after the ticket; it runs on any thread, without locks."""
         self._late_callback = ticket, on_late
 

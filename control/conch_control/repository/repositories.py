@@ -185,7 +185,7 @@ class Repositories:
                 if listing is not None:
                     taken[lister] = listing
                 elif on_late is not None:
-                    lister.notify_when_read(ticket, on_late)
+                    lister.notify_when_listed(ticket, on_late)
             return self._scanned(taken, began)
 
     def _wait(self, tickets: Mapping[Lister, Ticket], timeouts: Mapping[Lister, int]) -> None:

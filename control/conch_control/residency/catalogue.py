@@ -174,7 +174,7 @@ class Catalogue:
         failure = self._memories.get(name, _NOTHING).failure
         return None if failure is None or now >= failure.until_ns else failure.error
 
-    def broken(self, name: str) -> bool:
+    def load_failed(self, name: str) -> bool:
         """True if the last load of a model failed and its files have not changed, as far as is known."""
         return self._memories.get(name, _NOTHING).failure is not None
 

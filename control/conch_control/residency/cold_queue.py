@@ -66,7 +66,7 @@ class ColdQueue:
         """Number of requests that wait for a model."""
         return len(self._wanted[name].waiters) if name in self._wanted else 0
 
-    def want(self, name: str) -> bool:
+    def add_wanted(self, name: str) -> bool:
         """Adds a model, if it is not there; True if it was not."""
         if name in self._wanted:
             return False
@@ -105,7 +105,7 @@ class ColdQueue:
         wanted.bytes -= waiter.size
         return True
 
-    def end(self, name: str) -> list[Waiter]:
+    def take_waiters(self, name: str) -> list[Waiter]:
         """Removes a model; returns its requests in their order."""
         wanted = self._wanted.pop(name, None)
         return [] if wanted is None else list(wanted.waiters.values())

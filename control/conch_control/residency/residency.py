@@ -83,7 +83,13 @@ from conch_control.residency.model_sizes import (
     read_parameters,
     worker_pids,
 )
-from conch_control.residency.residency_plan import Holding, HoldingState, Limits, Outcome, Plan
+from conch_control.residency.residency_plan import (
+    Holding,
+    HoldingState,
+    ResidencyLimits,
+    ResidencyPlan,
+    RoomOutcome,
+)
 from conch_control.residency.residency_state import ResidencyFile, SavedResidency
 from conch_control.residency.segments import Room
 
@@ -248,7 +254,9 @@ class Residency:
         gpu_budgets = tuple(own.gpu_memory[each] for each in self._gpus.devices)
         self._no_gpus = (0,) * len(gpu_budgets)
         self._budget = Room(own.budget(memory_bytes()), own.models or sys.maxsize, gpu_budgets)
-        self._plan = Plan(Limits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S)))
+        self._plan = ResidencyPlan(
+            ResidencyLimits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S))
+        )
         self._timeout_ns = round(own.cold_start_timeout_s * _S)
         self._lock = threading.Condition()
         self._catalogue = Catalogue()
@@ -364,7 +372,7 @@ class Residency:
         if failure is not None and name not in self._wanted:
             raise _copy(failure)
         self._want_for(wait.payer, name, now)
-        self._plan.asked(name, now)
+        self._plan.note_request(name, now)
         usual_ns = self._catalogue.load_ns(name)
         deadline = wait.deadline_ns
         if self._options.residency.cold_start == "reject":
@@ -430,7 +438,7 @@ class Residency:
                         break
                     future: Future[Errors] = Future()
                     self._catalogue.changed(name)
-                    self._want(name, self._clock())
+                    self._request_load(name, self._clock())
                     self._wanted[name].run, self._wanted[name].result = run, future
                     mine = True
                 else:  # cold requests have it loaded, or another call
@@ -479,7 +487,7 @@ class Residency:
         with self._lock:
             first, self._closed = not self._closed, True
             saved = self._to_save() if first and self._thread is not None else None
-            waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
+            waiters = [waiter for name in self._queue.in_order for waiter in self._queue.take_waiters(name)]
             futures = [each.result for each in self._wanted.values() if each.result is not None]
             self._wanted.clear()
             self._lock.notify_all()
@@ -526,7 +534,7 @@ class Residency:
                 future: Future[Errors] | None = None
                 if size is not None and not wanted and (self._plan.total + size).within(share):
                     future = Future()
-                    self._want(name, self._clock())
+                    self._request_load(name, self._clock())
                     self._wanted[name].result, self._wanted[name].restored = future, True
             try:
                 if future is not None and name not in future.result():
@@ -564,8 +572,8 @@ class Residency:
         self._changed = True
         self._lock.notify_all()
 
-    def _want(self, name: str, now: int) -> None:
-        if self._queue.want(name):
+    def _request_load(self, name: str, now: int) -> None:
+        if self._queue.add_wanted(name):
             self._wanted[name] = _Wanted(now)
             self._wake()
 
@@ -577,7 +585,7 @@ class Residency:
             except ConchError:
                 self.statistics.ended("rejected")
                 raise
-        self._want(name, now)
+        self._request_load(name, now)
 
     def _serves(self, name: str) -> bool:
         entry = self._registry.entries.get(name)
@@ -790,14 +798,14 @@ class Residency:
                 sizes = wanted.prepared.sizes
                 needs = {each: sizes[each] for each in sizes if self._plan.holding(each) is None}
                 decision = self._plan.request(name, needs, sizes, now, usage.is_busy)
-                wanted.blocked = decision.outcome is Outcome.BLOCKED
+                wanted.blocked = decision.outcome is RoomOutcome.BLOCKED
                 victims += decision.victims
-                if decision.outcome is Outcome.GRANTED:
+                if decision.outcome is RoomOutcome.GRANTED:
                     wanted.busy = True
                     threads -= 1
                     self.statistics.queued(now - wanted.since_ns)
                     begin.append(partial(self._load, name, wanted, needs))
-                elif decision.outcome is Outcome.TOO_LARGE:
+                elif decision.outcome is RoomOutcome.TOO_LARGE:
                     ended.append((name, self._too_large(name, sizes)))
             self._warn_of_thrashing()
         self._evict(victims, "room")
@@ -960,7 +968,7 @@ class Residency:
         """Ends a wanted model: its requests go on, or get the error, which may be remembered."""
         with self._lock:
             wanted = self._wanted.pop(name, None)
-            waiters = self._queue.end(name)
+            waiters = self._queue.take_waiters(name)
             remember &= wanted is not None and wanted.run is None and not self._closed
             if error is not None and wanted is not None and remember:
                 state = None if wanted.prepared is None else wanted.prepared.states.get(name)
@@ -1005,7 +1013,7 @@ class Residency:
 
     def _gone(self, holding: Holding) -> None:
         with self._lock:
-            self._plan.gone(holding)
+            self._plan.note_unloaded(holding)
             self._leaving.pop(holding, None)
             self._wake()
 
@@ -1021,7 +1029,7 @@ class Residency:
 
 def _is_busy(model: Servable) -> bool:
     gauges = model.statistics.gauges()
-    return bool(gauges.pending or gauges.running or model.pending or model.held)
+    return bool(gauges.pending or gauges.running or model.pending or model.live_sequences)
 
 
 def _uses_of(models: Iterable[Servable]) -> int:

@@ -59,7 +59,7 @@ class HoldingState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResidencyLimits:
     """Limits of the models in memory, and times for which they stay.
 
     Attributes:
@@ -81,7 +81,7 @@ class Holding:
         parts: Models that it is composed of, directly or not.
         since_ns: Time of its load.
         used_ns: Time of its last use.
-        idle_ns: Its own `Limits.idle_ns`; None for the common one.
+        idle_ns: Its own `ResidencyLimits.idle_ns`; None for the common one.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Holding:
         return self.room.bytes
 
 
-class Outcome(Enum):
+class RoomOutcome(Enum):
     """Result of a request; the module has the table."""
 
     GRANTED = "granted"
@@ -111,7 +111,7 @@ class Outcome(Enum):
 class Decision:
     """Result of a request, with the holdings to be unloaded now, in order."""
 
-    outcome: Outcome
+    outcome: RoomOutcome
     victims: tuple[Holding, ...] = ()
 
 
@@ -159,7 +159,7 @@ class _Thrashing:
         return evicted == _THRASH_TIMES + 1 and len(times) - evicted > _THRASH_TIMES
 
 
-class Plan:
+class ResidencyPlan:
     """The residency of one server's models.
 
     Attributes:
@@ -168,7 +168,7 @@ class Plan:
         thrashing: Pairs of models that have begun to evict each other, for the log; taken by the caller.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ResidencyLimits) -> None:
         self.limits = limits
         self.pinned: set[str] = set()
         self.unexplained = Room()
@@ -202,7 +202,7 @@ class Plan:
         """The resident holdings, the next victim first."""
         return [self._current[name] for name in self._segments]
 
-    def asked(self, name: str, now: int) -> None:
+    def note_request(self, name: str, now: int) -> None:
         """Records a request for a model that is not in memory."""
         uses = self._uses.setdefault(name, _Uses())
         uses.before_ns, uses.last_ns = uses.last_ns, now
@@ -214,7 +214,7 @@ class Plan:
             return
         holding.used_ns = now
         self._segments.use(name)
-        self.asked(name, now)
+        self.note_request(name, now)
 
     def request(
         self, job: str, needs: Mapping[str, Room], keeps: Iterable[str], now: int, busy: Busy
@@ -231,25 +231,25 @@ class Plan:
         wanted = _Job(needs, frozenset({job, *keeps}))
         held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
         if not (wanted.room + held).within(self.limits.budget):
-            return Decision(Outcome.TOO_LARGE)
+            return Decision(RoomOutcome.TOO_LARGE)
         claimed = _sum(each.room for each in self._claims.values())
         free = self._free() - claimed
         if wanted.room.within(free):
             self._grant(job, wanted)
-            return Decision(Outcome.GRANTED)
+            return Decision(RoomOutcome.GRANTED)
         coming = free + self._coming(busy)
         victims: list[Holding] = []
         if not wanted.room.within(coming):
             found = self._victims(wanted.room - coming, wanted.keeps, now, busy, self._is_rare(job, now))
             if found is None:
-                return Decision(Outcome.BLOCKED)
+                return Decision(RoomOutcome.BLOCKED)
             victims = found
         self._claims[job] = wanted
         for victim in victims:
             self._unload(victim)
             if victim.name not in wanted.keeps and self._pairs.add(victim.name, job, now):
                 self.thrashing.append(frozenset({victim.name, job}))
-        return Decision(Outcome.WAITING, tuple(victims))
+        return Decision(RoomOutcome.WAITING, tuple(victims))
 
     def drop_claims(self) -> None:
         """Forgets all claims, before their loads are requested again."""
@@ -299,7 +299,7 @@ class Plan:
         if holding is not None:
             holding.idle_ns = idle_ns
 
-    def gone(self, holding: Holding) -> None:
+    def note_unloaded(self, holding: Holding) -> None:
         """Records that an unloaded holding has left memory."""
         self._leaving.remove(holding)
         self._remove(holding)
@@ -396,13 +396,7 @@ class Plan:
         )
 
     def _victims(
-        self,
-        missing: Room,
-        keeps: frozenset[str],
-        now: int,
-        busy: Busy,
-        rare: bool,
-        partly: bool = False,
+        self, missing: Room, keeps: frozenset[str], now: int, busy: Busy, rare: bool, partly: bool = False
     ) -> list[Holding] | None:
         """Resident models that give the missing room, in the order to unload them; None if there are none.
 

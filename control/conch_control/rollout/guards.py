@@ -86,13 +86,13 @@ def judge(guard: Guard, step: Window, recent: Window | None = None) -> Verdict:
         step: Counters since the step began.
         recent: Counters of the last minute, which may fail the candidate, but need not be conclusive.
     """
-    verdicts = list(_all(guard, step))
+    verdicts = list(_verdicts(guard, step))
     if not verdicts:
         return Verdict(Result.PASS, "no guard has a limit: pass")
     if recent is not None:
         verdicts += [
             Verdict(each.result, f"in the last minute {each.sentence}", each.p)
-            for each in _all(guard, recent)
+            for each in _verdicts(guard, recent)
             if each.result is Result.FAIL
         ]
     for result in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS):
@@ -161,7 +161,7 @@ def _sum(first: int, trials: int, share: float, step: int) -> float:
     return total * math.exp(log_first)
 
 
-def _all(guard: Guard, window: Window) -> Iterator[Verdict]:
+def _verdicts(guard: Guard, window: Window) -> Iterator[Verdict]:
     stable, candidate, needed = window.stable, window.candidate, guard.requests
     if guard.errors is not None:
         few = _few("requests", candidate.requests, stable.requests, needed)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from conch.core.errors import FailedPreconditionError
 from conch_control.rollout.rollout_file import Declaration, duration
 from conch_control.rollout.rollout_plan import RolloutPlan
-from conch_control.rollout.rollout_state import Action, Call, Progress, State
+from conch_control.rollout.rollout_state import Action, Progress, RolloutCommand, State
 
 _TESTED = frozenset({State.STEP, State.PAUSED})
 
@@ -59,7 +59,7 @@ class ManagedPlan(RolloutPlan):
         """
         given = self.given
         refused = tuple(
-            replace(each, digest=self._sight(each.version).files or each.digest) for each in given.refused
+            replace(each, digest=self._state_of(each.version).files or each.digest) for each in given.refused
         )
         progress = Progress(number=given.number, refused=refused, declared=given.declared if refused else "")
         made = RolloutPlan(self.model, Declaration(), progress, next_number=next_number)
@@ -89,20 +89,22 @@ class ManagedPlan(RolloutPlan):
             self._refuse_calls()
         return self._act(now)
 
-    def call(self, call: Call, now: int, weight: int | None = None, again: bool = False) -> list[Action]:
+    def call(
+        self, call: RolloutCommand, now: int, weight: int | None = None, again: bool = False
+    ) -> list[Action]:
         """Aborts on this server, which the manager follows on all.
 
         Raises:
             FailedPreconditionError: It is another call, or there is nothing to abort.
         """
-        if call is not Call.ABORT:
+        if call is not RolloutCommand.ABORT:
             self._refuse_calls()
         if self.given.state not in (*_TESTED, State.BAKING):
             self._fail(f"is {self.progress.state.value}; there is nothing to abort")
         self._abort("aborted by a call", now)
         return self._act(now)
 
-    def end(self, reason: str, now: int) -> list[Action]:
+    def end_rollout(self, reason: str, now: int) -> list[Action]:
         """Leaves it to the manager, which knows of its own loads and unloads."""
         return self._act(now)
 
@@ -122,11 +124,11 @@ class ManagedPlan(RolloutPlan):
             return
         if candidate is None:
             return
-        sight = self._sight(candidate)
-        if not sight.serves and (other is None or not self._sight(other).serves):
+        sight = self._state_of(candidate)
+        if not sight.serves and (other is None or not self._state_of(other).serves):
             self._arrived = False  # the model is not loaded here, or no longer
         elif self._arrived:
-            trouble = self._trouble(candidate)
+            trouble = self._abort_reason(candidate)
             if sight.serves and sight.differences:
                 trouble = f"the interface of version {candidate} differs: {'; '.join(sight.differences)}"
             if trouble:
@@ -141,7 +143,7 @@ class ManagedPlan(RolloutPlan):
         given = self.given
         self._silent = given.state in _TESTED and now >= self._heard + self._lease_ns
         if given.candidate is not None:  # digests are the server's own
-            given = replace(given, digest=self._sight(given.candidate).files)
+            given = replace(given, digest=self._state_of(given.candidate).files)
         if self.alarm and given.state in _TESTED:
             given = replace(given, state=State.ABORTING, weight=0, shadow=0, reason=self.alarm)
         elif self.alarm and given.state is State.BAKING and self._can_go_back:
@@ -167,7 +169,7 @@ class ManagedPlan(RolloutPlan):
 
     @property
     def _can_go_back(self) -> bool:
-        return self.given.previous is not None and bool(self._sight(self.given.previous).serves)
+        return self.given.previous is not None and bool(self._state_of(self.given.previous).serves)
 
     def _abort(self, reason: str, now: int, called: bool = False) -> None:
         self.alarm = self.alarm or reason

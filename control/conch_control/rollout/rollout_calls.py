@@ -12,7 +12,7 @@ from conch.core.version_text import check_label
 from conch_control.rollout.guards import Counts, p99_ns
 from conch_control.rollout.rollout_file import NEWEST, WHOLE, Declaration, as_json, check_declaration
 from conch_control.rollout.rollout_loop import RolloutLoop, RolloutStatus
-from conch_control.rollout.rollout_state import RESTING, Call, State, Transition
+from conch_control.rollout.rollout_state import RESTING, RolloutCommand, State, Transition
 
 DELETE = "delete"
 _WEIGHT = "weight"
@@ -101,7 +101,7 @@ class RolloutCalls(ABC):
         if declared.rollout is not None:
             self.loop.start(identifier, declared, again, begun)
         elif not begun:
-            self.loop.call(identifier, Call.START, again=again)
+            self.loop.call(identifier, RolloutCommand.START, again=again)
         return self._report(identifier, self.loop.status(identifier))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
@@ -120,7 +120,7 @@ class RolloutCalls(ABC):
                 return self._report(identifier, self.loop.status(identifier))
             except NotFoundError:
                 return RolloutReport(identifier, "api", before.progress.number, State.IDLE.value)
-        call = Call.SET_WEIGHT if action == _WEIGHT else Call(action)
+        call = RolloutCommand.SET_WEIGHT if action == _WEIGHT else RolloutCommand(action)
         self.loop.call(identifier, call, None if weight is None else _share(weight))
         return self._report(identifier, self.loop.status(identifier))
 

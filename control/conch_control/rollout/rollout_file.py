@@ -61,7 +61,7 @@ class OnInconclusive(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RolloutStep:
     """A step of a rollout.
 
     Attributes:
@@ -145,7 +145,7 @@ class Rollout:
     """
 
     candidate: int | str = NEWEST
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RolloutStep, ...] = ()
     sticky: tuple[str, ...] = ()
     match: tuple[str, ...] = ()
     group: str = ""
@@ -230,7 +230,7 @@ def check_declaration(content: object, place: str) -> tuple[Declaration, list[Pr
     return Declaration(labels, rollout), problems
 
 
-def declaration_doubts(
+def declaration_warnings(
     declaration: Declaration, place: str, versions: Collection[int], group: Mapping[str, Rollout]
 ) -> Iterator[Problem]:
     """Warnings about settings that are allowed, and probably mistakes.
@@ -322,11 +322,11 @@ class _Table:
 
     def refuse(self, key: str, fix: str) -> None:
         """Adds a problem of a field."""
-        self._add(self._at(key), fix, self._fields.get(key))
+        self._add(self._path_of(key), fix, self._fields.get(key))
 
     def table(self, key: str) -> _Table:
         """A table inside this one; empty if it is missing."""
-        return _Table(self._get(key, {}), self._at(key), self._place, self._problems)
+        return _Table(self._get(key, {}), self._path_of(key), self._place, self._problems)
 
     def read(self, key: str, default: T, valid: Callable[[Any], T | None], fix: str) -> T:
         """A field; `valid` returns its value, or None for a wrong one."""
@@ -346,7 +346,7 @@ class _Table:
             self.refuse(key, f"must be a list of at most {most} texts")
             return ()
         for number, text in enumerate(given):
-            at = f"{self._at(key)}[{number}]"
+            at = f"{self._path_of(key)}[{number}]"
             if not isinstance(text, str) or pattern.fullmatch(text) is None:
                 self._add(at, fix, text)
             elif text in given[:number]:
@@ -355,7 +355,7 @@ class _Table:
 
     def add(self, key: str, number: int, fix: str, value: object) -> None:
         """Adds a problem of a list's element."""
-        self._add(f"{self._at(key)}[{number}]", fix, value)
+        self._add(f"{self._path_of(key)}[{number}]", fix, value)
 
     def refuse_others(self) -> None:
         """Refuses the fields that were not read."""
@@ -367,14 +367,14 @@ class _Table:
                     if near
                     else f"known are {', '.join(dict.fromkeys(self._known))}"
                 )
-                message = f"{self._place}: {self._at(key)}: unknown field; {hint}"
-                self._problems.append(Problem(self._at(key), message, nearest=near))
+                message = f"{self._place}: {self._path_of(key)}: unknown field; {hint}"
+                self._problems.append(Problem(self._path_of(key), message, nearest=near))
 
     def _get(self, key: str, default: Any) -> Any:
         self._known.append(key)
         return self._fields.get(key, default)
 
-    def _at(self, key: str) -> str:
+    def _path_of(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
     def _add(self, path: str, fix: str, found: object) -> None:
@@ -453,7 +453,7 @@ def _lowered(readers: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _steps(table: _Table) -> tuple[Step, ...]:
+def _steps(table: _Table) -> tuple[RolloutStep, ...]:
     given = table.read(
         "steps", list(DEFAULT_STEPS), _non_empty_list, f"must be a list of 1 to {_MOST_STEPS} steps"
     )
@@ -589,14 +589,14 @@ def _share(value: Any) -> int | None:
     return share if math.isclose(share, number * 100, abs_tol=1e-9) else None
 
 
-def _step(value: Any) -> Step | None:
+def _step(value: Any) -> RolloutStep | None:
     found = _STEP.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
     share, least_ns = _share(float(found["percent"])), _nanoseconds(found["duration"])
     if not share or least_ns is None:
         return None
-    return Step(0, share, least_ns) if found["shadow"] else Step(share, 0, least_ns)
+    return RolloutStep(0, share, least_ns) if found["shadow"] else RolloutStep(share, 0, least_ns)
 
 
 def _nanoseconds(value: Any) -> int | None:

@@ -28,10 +28,10 @@ from conch_control.rollout.rollout_plan import RolloutPlan
 from conch_control.rollout.rollout_state import (
     LIVE,
     Action,
-    Call,
     Progress,
     Publish,
     PublishLabels,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -163,7 +163,7 @@ class RolloutLoop:
         self._directory = directory
         self._clock = clock
         self._models: dict[str, _Model] = {}
-        self._kept: dict[str, SavedRollout] = {} if directory is None else directory.read()
+        self._saved: dict[str, SavedRollout] = {} if directory is None else directory.read()
         self._revision = server.events.revision
         self._look_at = clock() + LOOK_NS
         self._told = directory is not None
@@ -177,7 +177,7 @@ class RolloutLoop:
 
     def restore(self) -> None:
         """Resumes the rollouts that calls had declared; those of files follow with `declare`."""
-        for model, saved in list(self._kept.items()):
+        for model, saved in list(self._saved.items()):
             if saved.declaration is not None:
                 self.declare(model, saved.declaration, by_call=True)
 
@@ -189,7 +189,7 @@ class RolloutLoop:
         Raises:
             FailedPreconditionError: A call may not change what a file declares.
         """
-        kept = self._kept.get(model)
+        kept = self._saved.get(model)
         begun = model in self._models or (kept is not None and not kept.progress.is_over)
         if begun or declaration != Declaration():
             self._command(partial(self._declare, model, declaration, by_call))
@@ -225,7 +225,7 @@ class RolloutLoop:
         """Models with a declaration."""
         return self._models.keys()
 
-    def call(self, model: str, call: Call, weight: int | None = None, again: bool = False) -> None:
+    def call(self, model: str, call: RolloutCommand, weight: int | None = None, again: bool = False) -> None:
         """Carries out an operator's call; see `RolloutPlan.call`.
 
         Raises:
@@ -246,14 +246,14 @@ class RolloutLoop:
 
     def adopt(self, kept: Mapping[str, SavedRollout]) -> None:
         """Takes what is known of rollouts instead of what the state directory has; before `restore`."""
-        self._kept.update(kept)
+        self._saved.update(kept)
         for model, saved in kept.items():
             self._write(model, saved)  # else another restart might go on from a later step
 
     @property
-    def kept(self) -> Mapping[str, SavedRollout]:
+    def saved(self) -> Mapping[str, SavedRollout]:
         """Saved rollouts, in the state directory, of models without a declaration."""
-        return self._kept
+        return self._saved
 
     def declared(self, model: str) -> tuple[Declaration, bool, Progress] | None:
         """A model's declaration, whether a file has it, and its progress; on the loop's thread."""
@@ -263,7 +263,7 @@ class RolloutLoop:
     def end(self, model: str, reason: str) -> None:
         """Ends the rollout of a model that others have loaded or unloaded, if it has one."""
         if model in self._models:
-            self._on_plan(model, lambda plan, now: plan.end(reason, now))
+            self._on_plan(model, lambda plan, now: plan.end_rollout(reason, now))
 
     def status(self, model: str) -> RolloutStatus:
         """A model's rollout. Raises NotFoundError: it has none."""
@@ -403,17 +403,11 @@ class RolloutLoop:
         self._see(model, found)
 
     def _manage(
-        self,
-        model: str,
-        manager: str,
-        declaration: Declaration,
-        progress: Progress,
-        lease_ns: int,
-        now: int,
+        self, model: str, manager: str, declaration: Declaration, progress: Progress, lease_ns: int, now: int
     ) -> str:
         found = self._models.get(model)
         if found is None:
-            self._kept.pop(model, None)
+            self._saved.pop(model, None)
             found = _Model(ManagedPlan(model, Declaration()))
             self._models = {**self._models, model: found}
         plan = found.plan
@@ -453,7 +447,7 @@ class RolloutLoop:
         plan = found.plan
         versions = self._server.versions(model, plan.progress.stable)
         if versions is not None:
-            found.pending += plan.sees(versions, now)
+            found.pending += plan.take_states(versions, now)
         try:
             labels = {**plan.declaration.labels, **declaration.labels}
             declaration = Declaration(labels, declaration.rollout)
@@ -464,7 +458,7 @@ class RolloutLoop:
         self._see(model, found)
 
     def _begin(self, model: str, declaration: Declaration, from_file: bool, now: int) -> _Model:
-        saved = self._kept.pop(model, SavedRollout(Progress()))
+        saved = self._saved.pop(model, SavedRollout(Progress()))
         number = partial(self._next_number, model)
         found = _Model(RolloutPlan(model, declaration, saved.progress, from_file, number))
         found.history.extend(saved.history)
@@ -489,7 +483,7 @@ class RolloutLoop:
             stable = found.plan.progress.stable
             versions = self._server.versions(model, stable)
             if versions is not None:
-                found.pending += found.plan.sees(versions, self._clock())
+                found.pending += found.plan.take_states(versions, self._clock())
             self._carry_out(model, found)
             if found.plan.progress.stable == stable:
                 return
@@ -519,7 +513,7 @@ class RolloutLoop:
             found.looks.clear()
         over = plan.declaration == Declaration() and plan.progress.is_over
         if over and not isinstance(plan, ManagedPlan):
-            self._kept[model] = SavedRollout(plan.progress, None, tuple(found.history))
+            self._saved[model] = SavedRollout(plan.progress, None, tuple(found.history))
             self._models = {name: each for name, each in self._models.items() if name != model}
             self.selections = {name: each for name, each in self.selections.items() if name != model}
 
@@ -573,7 +567,7 @@ class RolloutLoop:
         else:
             found.reference = progress.number, step.stable
         guard = (plan.declaration.rollout or Rollout()).guard
-        found.pending += plan.judged(judge(guard, step, recent), plan.window, now)
+        found.pending += plan.take_verdict(judge(guard, step, recent), plan.window, now)
         self._carry_out(model, found)
 
     def _read(self, model: str, progress: Progress) -> Window:

@@ -57,12 +57,12 @@ from conch_control.rollout.rollout_state import (
     LIVE,
     RESTING,
     Action,
-    Call,
     Note,
     Progress,
     Publish,
     PublishLabels,
     Refusal,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -169,7 +169,7 @@ class RolloutPlan:
         if self.progress.state not in RESTING and not begun and not changes_split:
             self._fail(f"is {self.progress.state.value} already")
         for version, _ in split:
-            if not self._sight(version).exists:
+            if not self._state_of(version).exists:
                 self._fail(f"can't split: version {version} is not in the repository")
         self.declaration = declaration
         self._follow_declaration()
@@ -182,22 +182,22 @@ class RolloutPlan:
             raise
         return self._act(now)
 
-    def sees(self, versions: Mapping[int, VersionSight], now: int) -> list[Action]:
+    def take_states(self, versions: Mapping[int, VersionSight], now: int) -> list[Action]:
         """Processes the states of all versions."""
         before, self._versions = self._versions, dict(versions)
         self._seen = True
         progress = self.progress
         kept = tuple(
-            each for each in progress.refused if self._sight(each.version).files in ("", each.digest)
+            each for each in progress.refused if self._state_of(each.version).files in ("", each.digest)
         )
         self.progress = replace(progress, refused=kept)
         for version in (progress.stable, progress.candidate):
             old = before.get(version, _NOTHING).serves if version is not None else ""
-            if version is not None and old and self._sight(version).serves not in ("", old):
+            if version is not None and old and self._state_of(version).serves not in ("", old):
                 self._begin_window(now)  # another copy, whose counters begin at zero
         return self._act(now)
 
-    def judged(self, verdict: Verdict, window: int, now: int) -> list[Action]:
+    def take_verdict(self, verdict: Verdict, window: int, now: int) -> list[Action]:
         """Processes a verdict on a window; verdicts on former windows are ignored."""
         if window != self.window or self.progress.state not in (*_STEPPING, State.BAKING):
             return []
@@ -210,14 +210,16 @@ class RolloutPlan:
                 self._abort(verdict.sentence, now)
         return self._act(now)
 
-    def call(self, call: Call, now: int, weight: int | None = None, again: bool = False) -> list[Action]:
+    def call(
+        self, call: RolloutCommand, now: int, weight: int | None = None, again: bool = False
+    ) -> list[Action]:
         """Processes an operator's call.
 
         Args:
             call: The call.
             now: Its time.
-            weight: With `Call.SET_WEIGHT`, the candidate's share of `WHOLE`.
-            again: With `Call.START`, also starts with a refused candidate.
+            weight: With `RolloutCommand.SET_WEIGHT`, the candidate's share of `WHOLE`.
+            again: With `RolloutCommand.START`, also starts with a refused candidate.
 
         Raises:
             FailedPreconditionError: The state does not allow it; the text says what would.
@@ -226,17 +228,17 @@ class RolloutPlan:
         if self.progress.state is State.SPLIT:
             self._fail(f"has a fixed split; change rollout.split {self._place}")
         match call:
-            case Call.START:
+            case RolloutCommand.START:
                 self._start(again)
-            case Call.ABORT:
+            case RolloutCommand.ABORT:
                 self._stop_by_call("aborted by a call", now)
-            case Call.ROLLBACK:
+            case RolloutCommand.ROLLBACK:
                 self._roll_back(now)
             case _:
                 self._step_by_call(call, weight, now)
         return self._act(now)
 
-    def end(self, reason: str, now: int) -> list[Action]:
+    def end_rollout(self, reason: str, now: int) -> list[Action]:
         """Ends a rollout that a load or unload by others has made pointless."""
         if self.progress.state in LIVE:
             self._abort(reason, now, called=True)
@@ -293,7 +295,7 @@ class RolloutPlan:
         progress = self.progress
         if progress.state in LIVE:
             self._fail(f"is {progress.state.value}; abort it instead")
-        if progress.previous is None or not self._sight(progress.previous).exists:
+        if progress.previous is None or not self._state_of(progress.previous).exists:
             self._fail("has no previous version to go back to")
         if progress.state is State.BAKING:
             self._abort("rolled back by a call", now, called=True)
@@ -302,22 +304,22 @@ class RolloutPlan:
         else:
             self._fail(f"is {progress.state.value} already")
 
-    def _step_by_call(self, call: Call, weight: int | None, now: int) -> None:
+    def _step_by_call(self, call: RolloutCommand, weight: int | None, now: int) -> None:
         state = self.progress.state
         if state not in _STEPPING:
             self._fail(f"is {state.value}; {call.value} needs one at a step")
-        if call is Call.PAUSE:
+        if call is RolloutCommand.PAUSE:
             self._enter(State.PAUSED, "paused by a call", called=True)
-        elif call is Call.RESUME:
+        elif call is RolloutCommand.RESUME:
             if state is State.STEP:
                 self._fail("is not paused")
             self._enter(State.STEP, "resumed by a call", called=True)
             self._begin_window(now)
-        elif call in (Call.ADVANCE, Call.PROMOTE) and not self._sharing:
+        elif call in (RolloutCommand.ADVANCE, RolloutCommand.PROMOTE) and not self._sharing:
             self._fail(f"waits for version {self.progress.candidate} and stable to be ready")
-        elif call is Call.ADVANCE:
+        elif call is RolloutCommand.ADVANCE:
             self._next_step("advanced by a call", now, called=True)
-        elif call is Call.PROMOTE:
+        elif call is RolloutCommand.PROMOTE:
             self._promote("promoted by a call", now, called=True)
         else:
             if weight is None or not 0 <= weight <= WHOLE:
@@ -342,7 +344,7 @@ class RolloutPlan:
 
     def _missing(self, rollout: Rollout) -> str:
         stable = self.progress.stable
-        if stable is None or not self._sight(stable).exists:
+        if stable is None or not self._state_of(stable).exists:
             return "no version is stable yet"
         if self._label_waits:
             return f"the label {STABLE} waits for version {self.declaration.stable}"
@@ -381,11 +383,11 @@ class RolloutPlan:
                 self._enter(State.DONE, changed)
         elif progress.state in RESTING:
             if digest != progress.declared:
-                self._rest("")
+                self._enter_resting("")
         elif progress.state is not State.ABORTING:
-            self._rest(changed)
+            self._enter_resting(changed)
 
-    def _rest(self, reason: str) -> None:
+    def _enter_resting(self, reason: str) -> None:
         self._urgent = self._urgent or self.progress.state in _SHARING
         self.progress = replace(
             self.progress,
@@ -399,7 +401,7 @@ class RolloutPlan:
             places=(),
         )
         if reason:
-            self._say(f"rollout {self.progress.number} of '{self.model}' ends: {reason}")
+            self._add_note(f"rollout {self.progress.number} of '{self.model}' ends: {reason}")
 
     @property
     def _label_waits(self) -> bool:
@@ -426,13 +428,13 @@ class RolloutPlan:
             self.progress = replace(progress, stable=stable, declared_stable=None)
         elif label != progress.declared_stable and progress.state in RESTING:
             moves = progress.stable not in (None, label)
-            if moves and not self._sight(label).serves:
+            if moves and not self._state_of(label).serves:
                 return  # the label moves once the version is ready
             self._allow(label)
             previous = progress.stable if moves else progress.previous
             self.progress = replace(self.progress, stable=label, previous=previous, declared_stable=label)
             if moves:
-                self._say(f"the label {STABLE} of '{self.model}' is version {label} now")
+                self._add_note(f"the label {STABLE} of '{self.model}' is version {label} now")
 
     # --- transitions
 
@@ -475,22 +477,22 @@ class RolloutPlan:
             self._rolling_back()
         elif state is State.ABORTING:
             left = self.progress.candidate
-            if left is None or not self._sight(left).serves or left in self._labelled:
+            if left is None or not self._state_of(left).serves or left in self._labelled:
                 self._enter(State.ABORTED, self.progress.reason, self.progress.called)
 
     def _drop_missing(self) -> None:
         """Drops progress whose stable version no longer exists."""
         progress = self.progress
-        if progress.previous is not None and not self._sight(progress.previous).exists:
+        if progress.previous is not None and not self._state_of(progress.previous).exists:
             self.progress = progress = replace(progress, previous=None)
         stable, state = progress.stable, progress.state
-        if stable is None or self._sight(stable).exists or state is State.SPLIT:
+        if stable is None or self._state_of(stable).exists or state is State.SPLIT:
             return
         if state in RESTING and stable == self.declaration.stable:
             return  # the label waits for its version
         if state is State.BAKING and progress.previous is not None:
             return  # an abort leads there
-        self._say(
+        self._add_note(
             f"version {stable} of '{self.model}', its stable version, no longer exists: the progress of its "
             f"rollout is dropped",
             logging.WARNING,
@@ -523,7 +525,7 @@ class RolloutPlan:
     def _named_candidate(self, rollout: Rollout) -> int | None:
         """The version that the declaration means, refused or not."""
         stable = self.progress.stable
-        if stable is None or not self._sight(stable).exists or self._label_waits:
+        if stable is None or not self._state_of(stable).exists or self._label_waits:
             return None
         present = {version for version, sight in self._versions.items() if sight.files}
         if rollout.candidate == NEWEST:
@@ -540,7 +542,7 @@ class RolloutPlan:
     def _begin(self, candidate: int, reason: str, now: int) -> None:
         """Begins a rollout: new number, new salt, counters at zero."""
         self._urgent = self._urgent or self.progress.state in _SHARING
-        sight = self._sight(candidate)
+        sight = self._state_of(candidate)
         self.progress = replace(
             self.progress,
             number=self.next_number(self._rollout.group, self.progress.number),
@@ -563,9 +565,9 @@ class RolloutPlan:
             self._begin(wanted, f"version {wanted} replaces version {candidate}", now)
             return True
         if candidate is None:  # progress from a file that was edited
-            self._rest("there is no candidate")
+            self._enter_resting("there is no candidate")
             return True
-        files = self._sight(candidate).files
+        files = self._state_of(candidate).files
         if not files:
             self._abort(f"version {candidate} is no longer in the repository", now)
             return True
@@ -577,7 +579,7 @@ class RolloutPlan:
     def _loading(self, now: int) -> None:
         progress = self.progress
         candidate = progress.candidate or 0
-        sight = self._sight(candidate)
+        sight = self._state_of(candidate)
         if sight.serves != progress.digest:
             if self._failed(candidate):
                 self._refuse(candidate, False)
@@ -591,8 +593,8 @@ class RolloutPlan:
     def _stepping(self, now: int) -> None:
         progress, rollout = self.progress, self._rollout
         candidate = progress.candidate or 0
-        sight = self._sight(candidate)
-        trouble = self._trouble(candidate)
+        sight = self._state_of(candidate)
+        trouble = self._abort_reason(candidate)
         if sight.serves and sight.differences:
             trouble = f"the interface of version {candidate} differs: {'; '.join(sight.differences)}"
         if trouble:
@@ -621,7 +623,7 @@ class RolloutPlan:
 
     def _baking(self, now: int) -> None:
         stable = self.progress.stable or 0
-        trouble = self._trouble(stable)
+        trouble = self._abort_reason(stable)
         if trouble:
             self._abort(trouble, now)
         elif not self._stable_ready:
@@ -638,20 +640,20 @@ class RolloutPlan:
         progress = self.progress
         left, back = progress.stable, progress.previous
         if back is None or self._failed(back):
-            why = "it is gone" if back is None else self._sight(back).failure
+            why = "it is gone" if back is None else self._state_of(back).failure
             self._enter(State.DONE, f"can't go back to the previous version: {why}")
-        elif self._sight(back).serves and left is not None:
+        elif self._state_of(back).serves and left is not None:
             self._refuse(left, progress.called)
             self._urgent = True
-            files = self._sight(left).files
+            files = self._state_of(left).files
             self.progress = replace(
                 self.progress, stable=back, candidate=left, digest=files, previous=None, weight=0, shadow=0
             )
             self._enter(State.ABORTING, progress.reason, progress.called)
 
-    def _trouble(self, version: int) -> str:
+    def _abort_reason(self, version: int) -> str:
         """Reason for which a version under test must leave; empty if it may stay."""
-        sight = self._sight(version)
+        sight = self._state_of(version)
         if self._failed(version) and not sight.serves:
             return f"version {version} could not be loaded: {sight.failure}"
         if not sight.serves and self._arrived:
@@ -659,7 +661,7 @@ class RolloutPlan:
         return f"the workers of version {version} fail again and again" if sight.backs_off else sight.alarm
 
     def _failed(self, version: int) -> bool:
-        sight = self._sight(version)
+        sight = self._state_of(version)
         return bool(sight.failure) and (version, sight.since) != self._old_failure
 
     def _enter_step(self, step: int, reason: str, now: int, called: bool = False) -> None:
@@ -706,14 +708,14 @@ class RolloutPlan:
 
     def _go_back(self, reason: str, now: int, called: bool) -> None:
         back = self.progress.previous or 0
-        sight = self._sight(back)
+        sight = self._state_of(back)
         self._old_failure = (back, sight.since) if sight.failure else (0, 0.0)
         self._enter(State.ROLLING_BACK, reason, called)
         self._begin_window(now)
 
     def _refuse(self, version: int, by_call: bool) -> None:
         self._allow(version)
-        digest = self._sight(version).files or self.progress.digest
+        digest = self._state_of(version).files or self.progress.digest
         refused = (*self.progress.refused, Refusal(version, digest, by_call))
         self.progress = replace(self.progress, refused=refused[-_MOST_REFUSED:])
 
@@ -735,7 +737,7 @@ class RolloutPlan:
             text += f" {progress.step + 1} of {len(steps)} ({steps[progress.step]})"
         if progress.candidate is not None:
             text += f", version {progress.candidate} beside {progress.stable}"
-        self._say(
+        self._add_note(
             f"{text}: {reason}" if reason else text, logging.WARNING if state in _ALARMING else logging.INFO
         )
 
@@ -744,12 +746,12 @@ class RolloutPlan:
         self._traffic, self._labels, self._selection = plan._traffic, plan._labels, plan._selection
         self._redeclared = True
 
-    def _say(self, text: str, level: int = logging.INFO) -> None:
+    def _add_note(self, text: str, level: int = logging.INFO) -> None:
         self.notes.append(Note(text, level))
 
     # --- outputs
 
-    def _sight(self, version: int) -> VersionSight:
+    def _state_of(self, version: int) -> VersionSight:
         return self._versions.get(version, _NOTHING)
 
     @property
@@ -763,7 +765,7 @@ class RolloutPlan:
     @property
     def _stable_ready(self) -> bool:
         stable = self.progress.stable
-        return stable is not None and bool(self._sight(stable).serves)
+        return stable is not None and bool(self._state_of(stable).serves)
 
     @property
     def _sharing(self) -> bool:
@@ -771,11 +773,11 @@ class RolloutPlan:
         progress = self.progress
         if progress.state not in _STEPPING or progress.candidate is None or not self._stable_ready:
             return False
-        return self._sight(progress.candidate).serves == progress.digest and self._fits(progress.candidate)
+        return self._state_of(progress.candidate).serves == progress.digest and self._fits(progress.candidate)
 
     def _fits(self, version: int) -> bool:
         """True if a version is ready, and has the interface of the stable one."""
-        sight = self._sight(version)
+        sight = self._state_of(version)
         return bool(sight.serves) and sight.differences == ()
 
     def _wanted_traffic(self) -> Traffic | None:
@@ -814,7 +816,7 @@ class RolloutPlan:
             wanted[STABLE] = self.progress.stable
         labels = {}
         for label, version in wanted.items():
-            ready = [each for each in (version, self._labels.get(label, 0)) if self._sight(each).serves]
+            ready = [each for each in (version, self._labels.get(label, 0)) if self._state_of(each).serves]
             if ready or label in self.declaration.labels:
                 labels[label] = ready[0] if ready else version
         return labels
@@ -845,7 +847,7 @@ class RolloutPlan:
         for version in beside:
             # Stable is loaded and has its route first: no request may miss the route, and a candidate that
             # can't be loaded keeps no other version from serving.
-            (held if self._stable_ready or self._sight(version).serves else out).add(version)
+            (held if self._stable_ready or self._state_of(version).serves else out).add(version)
         return Select(frozenset(held), frozenset(out - held))
 
 

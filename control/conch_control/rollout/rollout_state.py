@@ -1,6 +1,6 @@
 """Data of the plans of rollouts: inputs, saved progress and actions.
 
-Inputs: `VersionSight`, `Call`. Kept over restarts: `Progress`. Outputs: the actions, and `Note`.
+Inputs: `VersionSight`, `RolloutCommand`. Kept over restarts: `Progress`. Outputs: the actions, and `Note`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESTING = frozenset({State.IDLE, State.FAILED, State.ABORTED, State.DONE})
 LIVE = frozenset({State.LOADING, State.STEP, State.PAUSED})
 
 
-class Call(Enum):
+class RolloutCommand(Enum):
     """Call of an operator that changes a rollout."""
 
     START = "start"

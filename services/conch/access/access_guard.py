@@ -33,7 +33,7 @@ from typing import Protocol
 
 from conch.access.policy_state import PolicyState
 from conch.access.principals import EVERY_MODEL, Grant, Principal, Role, Roles
-from conch.access.request_limits import Limiter, Limits
+from conch.access.request_limits import Limiter, RequestLimits
 from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
@@ -111,7 +111,7 @@ class RestrictedError(UnauthenticatedError):
 
 def _everything(name: str) -> Grant:
     """The grant of a caller to whom no policy applies."""
-    return Grant(Principal(name, dict.fromkeys(Role, EVERY_MODEL), Limiter(name, Limits())))
+    return Grant(Principal(name, dict.fromkeys(Role, EVERY_MODEL), Limiter(name, RequestLimits())))
 
 
 EVERYTHING = _everything("")
@@ -385,7 +385,7 @@ class AccessGuard:
 
     def _take(self, peer: Client, grant: Grant, action: str, model: str, size: int) -> None:
         try:
-            grant.principal.limiter.take(size)
+            grant.principal.limiter.take_request(size)
         except ConchError as error:
             self._refuse(peer, grant, action, model, error)
             raise

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from conch.access.principals import Role
-from conch.access.request_limits import Limits
+from conch.access.request_limits import RequestLimits
 from conch.access.token_verifier import JwtSettings, KeySet
 from conch.core.errors import InvalidArgumentError
 
@@ -56,7 +56,7 @@ class PrincipalEntry:
     certificates: tuple[str, ...]
     anonymous: bool
     models: Mapping[Role, tuple[str, ...]]
-    limits: Limits
+    limits: RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class _Reader:
             raise self._error("key_sha256", "must be SHA-256 in 64 hexadecimal digits; see conch access key")
         return tuple(map(bytes.fromhex, digests))
 
-    def _limits(self, table: dict[str, Any]) -> Limits:
+    def _limits(self, table: dict[str, Any]) -> RequestLimits:
         values: dict[str, Any] = {}
         for field in _LIMIT_FIELDS:
             value = values[field] = table.get(field)
@@ -222,7 +222,7 @@ class _Reader:
                     field,
                     f"must be {wanted} to {_MOST:g}, got {value!r:.40}; leave it out for no limit",
                 )
-        return Limits(**values)
+        return RequestLimits(**values)
 
     def _jwt(self, table: Any) -> tuple[JwtSettings, KeySet | None]:
         if not isinstance(table, dict):

@@ -103,11 +103,11 @@ class PolicyReload:
     def _run(self) -> None:
         while not self._ended.wait(READ_S):
             try:
-                self.look()
+                self.reread_files()
             except Exception:  # boundary: the top of the thread
                 log.exception("the access policy can't be reloaded")
 
-    def look(self) -> None:
+    def reread_files(self) -> None:
         """Reads the files once; called by the thread."""
         found: Contents = {path: _contents(path) for path in self._contents}
         if found != self._contents and found == self._candidate:

@@ -24,7 +24,7 @@ _BUSY_RETRY_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits of one principal; None for no limit.
 
     Attributes:
@@ -72,7 +72,7 @@ class Limiter:
         in_flight: Inference requests that are not completely answered.
     """
 
-    def __init__(self, name: str, limits: Limits, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, name: str, limits: RequestLimits, clock: Clock = monotonic_ns) -> None:
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
@@ -80,13 +80,13 @@ class Limiter:
         self.in_flight = 0
         self._set(limits)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: RequestLimits) -> None:
         """Sets other limits; buckets begin full if they differ."""
         with self._lock:
             if limits != self.limits:
                 self._set(limits)
 
-    def _set(self, limits: Limits) -> None:
+    def _set(self, limits: RequestLimits) -> None:
         self.limits = limits
         now = self._clock()
         calls, size = limits.requests_per_second, limits.bytes_per_second
@@ -95,7 +95,7 @@ class Limiter:
         loads = limits.cold_loads_per_minute
         self._loads = None if loads is None else TokenBucket(loads, 1.0, now, _NS_PER_MINUTE)
 
-    def take(self, size: int) -> None:
+    def take_request(self, size: int) -> None:
         """Charges one call of `size` bytes.
 
         Raises:

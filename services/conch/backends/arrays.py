@@ -21,8 +21,8 @@ from conch.core.backend import (
     Backend,
     BackendInstance,
     BackendModel,
+    BatchOutcome,
     Done,
-    Outcome,
     Pending,
 )
 from conch.core.clock import monotonic_ns
@@ -268,7 +268,7 @@ class AsyncArrayInstance(_ArrayInstance):
         super().__init__(spec, function, True)
         self._function = function
 
-    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+    def start(self, batch: Batch, done: Done) -> BatchOutcome | Pending:
         """Gathers and starts a batch; requests of a model without batching run one after the other."""
         requests = batch.requests
         single = self._batches or len(requests) == 1
@@ -299,7 +299,7 @@ class _StartedBatch:
         self._wanted: tuple[str, ...] = ()
         self._responses: list[InferenceResponse] = []
 
-    def proceed(self) -> Outcome | Pending:
+    def proceed(self) -> BatchOutcome | Pending:
         """Runs the groups in turn; `PENDING` once a run is completed later."""
         while self._groups:
             requests = self._groups[0]
@@ -312,7 +312,7 @@ class _StartedBatch:
 
     def _on_results(self, results: ArrayResults | BaseException) -> None:
         """Completes a run, on any thread."""
-        outcome: Outcome | Pending
+        outcome: BatchOutcome | Pending
         try:
             if isinstance(results, BaseException):
                 raise results

@@ -20,7 +20,7 @@ from conch.process.allocator import keep_large_blocks, trim_when_idle
 from conch.process.banner import failure_announcement
 from conch.process.gpu_discovery import find_gpus
 from conch.process.main_thread import run_until_signal
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch.server_settings import build_options
 from conch.settings.option import FlagError, Settings
@@ -71,9 +71,9 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
     raise_descriptor_limit()
     capability = options.server.min_compute_capability
     control = replace(options.control, devices=Devices(find_gpus(capability), capability))
-    server: Server | None = None
+    server: InferenceServer | None = None
     try:
-        server = Server(
+        server = InferenceServer(
             replace(options, control=control),
             logs.control,
             logs.access,

@@ -342,7 +342,7 @@ class SingleResponse:
         self._responder = responder
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._kept: InferenceResponse | None = None
+        self._latest: InferenceResponse | None = None
         self._answered = False
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -350,11 +350,11 @@ class SingleResponse:
         with self._lock:
             if self._answered:
                 return
-            kept, self._kept = self._kept, None
+            kept, self._latest = self._latest, None
             failed = response is not None and response.error is not None
             surplus = kept is not None and response is not None and not failed
             if not (final or failed or surplus):
-                self._kept = response
+                self._latest = response
                 return
             self._answered = True
         answer = response or kept

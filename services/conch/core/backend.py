@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _MOST_NOTES = 64
 _MOST_NOTE_CHARACTERS = 1_000
 
-Outcome = Sequence[InferenceResponse | None] | BaseException | None
+BatchOutcome = Sequence[InferenceResponse | None] | BaseException | None
 """The result of `BackendInstance.execute`, or the exception that it raises."""
 
 
@@ -64,7 +64,7 @@ class Pending:
 PENDING = Pending()
 """Returned by `BackendInstance.start` if the outcome comes later."""
 
-Done = Callable[[Batch, Outcome], None]
+Done = Callable[[Batch, BatchOutcome], None]
 """Takes the outcome of a started batch; see `BackendInstance.start`."""
 
 
@@ -106,7 +106,7 @@ class BackendInstance:
         """
         raise NotImplementedError
 
-    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+    def start(self, batch: Batch, done: Done) -> BatchOutcome | Pending:
         """Starts a batch; the base class executes it.
 
         Called with no lock held. An instance that does not block is started by any thread, also one that
@@ -255,7 +255,7 @@ class Backend(ABC):
             ConchError: The version can't be loaded; the text says why.
         """
 
-    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
         """Warnings about a load that will probably fail on this machine; runs no code of the model."""
         return ()
 

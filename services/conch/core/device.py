@@ -48,11 +48,11 @@ class DeviceMemory(ABC):
         """
 
     @abstractmethod
-    def owned(self, pointer: int, nbytes: int, owner: object) -> DeviceMemory:
+    def view_owned_by(self, pointer: int, nbytes: int, owner: object) -> DeviceMemory:
         """Memory on the same device that `owner` keeps alive."""
 
     @abstractmethod
-    def another(self, nbytes: int) -> DeviceMemory | None:
+    def new_memory(self, nbytes: int) -> DeviceMemory | None:
         """New memory on the same device; None if allocation would stall the device.
 
         Raises:
@@ -190,7 +190,7 @@ def concatenated(name: str, tensors: list[Tensor], device_id: int) -> DeviceTens
     At least one of the tensors must be on the device.
     """
     near = next(t for t in tensors if isinstance(t, DeviceTensor) and t.memory.device_id == device_id)
-    memory = near.memory.another(sum(tensor.nbytes for tensor in tensors))
+    memory = near.memory.new_memory(sum(tensor.nbytes for tensor in tensors))
     if memory is None:
         return None
     memory.write(tensor.memory if isinstance(tensor, DeviceTensor) else tensor.data for tensor in tensors)

@@ -149,9 +149,9 @@ class Model:
         return self._runner.pending
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of active sequences."""
-        return self._runner.held
+        return self._runner.live_sequences
 
     @property
     def readiness(self) -> Sequence[Readiness]:

@@ -128,7 +128,7 @@ def parse_padding(text: str) -> Padding:
     )
     outputs = tuple(_output(rule, name, path) for name, rule, path in _rules(whole.get("outputs"), "outputs"))
     if not inputs:
-        _wrong("inputs", "name at least one input")
+        _refuse("inputs", "name at least one input")
     return Padding(inputs, outputs, whole.count("max_batch_elements", 0, 0))
 
 
@@ -146,16 +146,16 @@ class _Object:
     def __init__(self, data: Any, path: str, keys: Iterable[str]) -> None:
         self.path = path
         if not isinstance(data, dict):
-            _wrong(path, f"must be an object, got {_shown(data)}")
+            _refuse(path, f"must be an object, got {_shown(data)}")
         self._data: dict[str, Any] = data
         known = tuple(keys)
         for key in data:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-                _wrong(path, f"unknown key '{key}'; {hint}")
+                _refuse(path, f"unknown key '{key}'; {hint}")
 
-    def at(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -163,18 +163,18 @@ class _Object:
 
     def need(self, key: str, what: str) -> Any:
         if key not in self._data:
-            _wrong(self.at(key), f"is missing; give {what}")
+            _refuse(self.path_of(key), f"is missing; give {what}")
         return self._data[key]
 
     def name(self, key: str) -> str:
         value = self.need(key, "a tensor's name")
         if not isinstance(value, str) or not value:
-            _wrong(self.at(key), f"must be a tensor's name, got {_shown(value)}")
+            _refuse(self.path_of(key), f"must be a tensor's name, got {_shown(value)}")
         return value
 
     def count(self, key: str, least: int, default: int | None = None) -> int:
         value = self.need(key, "a whole number") if default is None else self.get(key, default)
-        return _whole(value, least, self.at(key))
+        return _whole_number(value, least, self.path_of(key))
 
 
 def _rules(data: Any, path: str) -> Iterable[tuple[str, Any, str]]:
@@ -182,7 +182,7 @@ def _rules(data: Any, path: str) -> Iterable[tuple[str, Any, str]]:
     if data is None:
         return
     if not isinstance(data, dict):
-        _wrong(path, f"must be an object with tensor names as keys, got {_shown(data)}")
+        _refuse(path, f"must be an object with tensor names as keys, got {_shown(data)}")
     for name, rules in data.items():
         if isinstance(rules, list):
             for number, rule in enumerate(rules):
@@ -193,12 +193,12 @@ def _rules(data: Any, path: str) -> Iterable[tuple[str, Any, str]]:
 
 def _input(data: Any, name: str, path: str) -> PaddedInput:
     rule = _Object(data, path, ("axis", "to", "value", "lengths", "mask"))
-    buckets, step = _buckets(rule.need("to", _TO), rule.at("to"))
+    buckets, step = _buckets(rule.need("to", _TO), rule.path_of("to"))
     value = rule.get("value", 0)
     if not isinstance(value, bool | int | float | str):
-        _wrong(rule.at("value"), f"must be a number, a boolean or a string, got {_shown(value)}")
-    lengths = _made(rule.get("lengths"), rule.at("lengths"), ("name", "data_type", "dims"))
-    mask = _made(rule.get("mask"), rule.at("mask"), ("name", "data_type"))
+        _refuse(rule.path_of("value"), f"must be a number, a boolean or a string, got {_shown(value)}")
+    lengths = _made(rule.get("lengths"), rule.path_of("lengths"), ("name", "data_type", "dims"))
+    mask = _made(rule.get("mask"), rule.path_of("mask"), ("name", "data_type"))
     return PaddedInput(name, rule.count("axis", 0), buckets, step, value, lengths, mask)
 
 
@@ -211,8 +211,8 @@ def _buckets(data: Any, path: str) -> tuple[tuple[int, ...], int]:
     if isinstance(data, dict):
         return (), _Object(data, path, ("multiple_of",)).count("multiple_of", 1)
     if not isinstance(data, list) or not data:
-        _wrong(path, f"must be {_TO}, got {_shown(data)}")
-    return tuple(sorted({_whole(each, 1, path) for each in data})), POWERS_OF_TWO
+        _refuse(path, f"must be {_TO}, got {_shown(data)}")
+    return tuple(sorted({_whole_number(each, 1, path) for each in data})), POWERS_OF_TWO
 
 
 def _made(data: Any, path: str, keys: tuple[str, ...]) -> MadeInput | None:
@@ -221,10 +221,10 @@ def _made(data: Any, path: str, keys: tuple[str, ...]) -> MadeInput | None:
     made = _Object({"name": data} if isinstance(data, str) else data, path, keys)
     datatype = made.get("data_type", "TYPE_INT64")
     if datatype not in ("TYPE_INT32", "TYPE_INT64"):
-        _wrong(made.at("data_type"), f"must be TYPE_INT32 or TYPE_INT64, got {_shown(datatype)}")
+        _refuse(made.path_of("data_type"), f"must be TYPE_INT32 or TYPE_INT64, got {_shown(datatype)}")
     dims = made.get("dims", [])
     if dims not in ([], [1]):
-        _wrong(made.at("dims"), f"must be [] or [1], got {_shown(dims)}")
+        _refuse(made.path_of("dims"), f"must be [] or [1], got {_shown(dims)}")
     return MadeInput(made.name("name"), datatype.removeprefix("TYPE_"), dims == [1])
 
 
@@ -234,9 +234,9 @@ def _output(data: Any, name: str, path: str) -> PaddedOutput:
     return PaddedOutput(name, rule.count("axis", 0), rule.name("like"), source_axis)
 
 
-def _whole(value: Any, least: int, path: str) -> int:
+def _whole_number(value: Any, least: int, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
-        _wrong(path, f"must be a whole number >= {least}, got {_shown(value)}")
+        _refuse(path, f"must be a whole number >= {least}, got {_shown(value)}")
     return value
 
 
@@ -245,5 +245,5 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _wrong(path: str, problem: str) -> NoReturn:
+def _refuse(path: str, problem: str) -> NoReturn:
     raise InvalidArgumentError(f"{path}: {problem}" if path else problem)

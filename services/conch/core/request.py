@@ -64,20 +64,20 @@ class Reader(Protocol):
     """
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the client has so much left to read that the model should wait."""
 
-    def when_read(self, work: Callable[[], object]) -> None:
+    def when_writable(self, work: Callable[[], object]) -> None:
         """Calls `work` once: now unless the client is behind, else when it has caught up or has left.
 
         `work` returns at once, on any thread.
         """
 
-    def wait_for_reader(self) -> None:
+    def wait_until_writable(self) -> None:
         """Blocks while the client is behind."""
-        if self.behind:
+        if self.backpressure:
             read = threading.Event()
-            self.when_read(read.set)
+            self.when_writable(read.set)
             read.wait()
 
 
@@ -275,7 +275,7 @@ class InferenceRequest:
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: True if the last response has been given, also while the request waits to run again.
         failed: True if a model itself has answered with an error.
-        kept: A backend's state of a rescheduled request until it runs again; unset before.
+        backend_state: A backend's state of a rescheduled request until it runs again; unset before.
         reader: Bounds the responses that a client has yet to read, if the model is decoupled; unset for no
             bound. The front end sets it, or the request that this one is a part of.
         responses_wait: True if responses may be held before they are sent, so that arrays which the model
@@ -295,6 +295,7 @@ class InferenceRequest:
 
     __slots__ = (
         "_responder",
+        "backend_state",
         "batch_key",
         "batch_size",
         "cancelled",
@@ -308,7 +309,6 @@ class InferenceRequest:
         "failed",
         "id",
         "inputs",
-        "kept",
         "model",
         "model_name",
         "model_version",
@@ -334,7 +334,7 @@ class InferenceRequest:
     )
 
     depth: int
-    kept: object
+    backend_state: object
     output_start_ns: int
     reader: Reader
     side: tuple[int, str, int]
@@ -400,24 +400,24 @@ class InferenceRequest:
         self._responder(self, response, final)
 
     @property
-    def behind(self) -> bool:
-        """See `Reader.behind`."""
+    def backpressure(self) -> bool:
+        """See `Reader.backpressure`."""
         reader = getattr(self, "reader", None)
-        return reader is not None and reader.behind
+        return reader is not None and reader.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         reader = getattr(self, "reader", None)
         if reader is None:
             work()
         else:
-            reader.when_read(work)
+            reader.when_writable(work)
 
-    def wait_for_reader(self) -> None:
-        """See `Reader.wait_for_reader`; for models after each response but the last."""
+    def wait_until_writable(self) -> None:
+        """See `Reader.wait_until_writable`; for models after each response but the last."""
         reader = getattr(self, "reader", None)
         if reader is not None:
-            reader.wait_for_reader()
+            reader.wait_until_writable()
 
     @property
     def outermost(self) -> InferenceRequest:

@@ -91,7 +91,7 @@ class Servable(Protocol):
         """Requests accepted and not yet executing."""
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of sequences begun and not ended."""
 
     @property

@@ -50,9 +50,9 @@ class ServableWrapper:
         return self.model.pending
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences."""
-        return self.model.held
+        return self.model.live_sequences
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Cancels a request; see `Servable.cancel`."""

@@ -167,7 +167,7 @@ class ServerState:
         """Number of live sequences of all models."""
         models = [model for entry in self.registry.entries.values() for model in entry.ready.values()]
         draining = [model for models in self.registry.draining.values() for model in models]
-        return sum(model.held for model in {*models, *draining})
+        return sum(model.live_sequences for model in {*models, *draining})
 
     def end_sequence(self, name: str, correlation_id: int | str) -> None:
         """Ends a live sequence of a model, also of a draining version, without a further request."""

@@ -27,18 +27,18 @@ _EXACT = 2 << _BITS
 _Slice = list[dict[int, int]]
 
 
-def step_of(ns: int) -> int:
+def bucket_of(ns: int) -> int:
     """The bucket of a time."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 
 
-def middle_of(step: int) -> float:
+def bucket_middle(bucket: int) -> float:
     """The middle of a bucket, in nanoseconds."""
-    if step < _EXACT:
-        return step
-    shift = (step >> _BITS) - 1
-    return ((step - (shift << _BITS)) << shift) + (1 << shift) / 2
+    if bucket < _EXACT:
+        return bucket
+    shift = (bucket >> _BITS) - 1
+    return ((bucket - (shift << _BITS)) << shift) + (1 << shift) / 2
 
 
 class Summaries:
@@ -54,8 +54,8 @@ class Summaries:
         """Counts times of consecutive stages from `first` on; negative times count as zero."""
         counts = self._slice(now_ns)
         for stage, ns in enumerate(times_ns, first):
-            step = step_of(ns) if ns > 0 else 0
-            counts[stage][step] = counts[stage].get(step, 0) + 1
+            bucket = bucket_of(ns) if ns > 0 else 0
+            counts[stage][bucket] = counts[stage].get(bucket, 0) + 1
 
     def add_all(self, requests: Iterable[InferenceRequest], run: tuple[int, int], *times_ns: int) -> None:
         """Counts requests of a batch run in `run` (start, end); `times_ns` begins with `COMPUTE_INPUT`."""
@@ -79,19 +79,19 @@ class Summaries:
 def _quantiles(slices: Sequence[dict[int, int]], wanted: Sequence[float]) -> list[float]:
     counts: dict[int, int] = {}
     for each in slices:
-        for step, count in each.items():
-            counts[step] = counts.get(step, 0) + count
+        for bucket, count in each.items():
+            counts[bucket] = counts.get(bucket, 0) + count
     total = sum(counts.values())
     if not total:
         return [math.nan] * len(wanted)
-    steps = sorted(counts)
+    buckets = sorted(counts)
     found: list[float] = []
     for quantile in wanted:
         rank = max(math.ceil(quantile * total), 1)
         below = 0
-        for step in steps:
-            below += counts[step]
+        for bucket in buckets:
+            below += counts[bucket]
             if below >= rank:
-                found.append(middle_of(step))
+                found.append(bucket_middle(bucket))
                 break
     return found

@@ -44,17 +44,17 @@ class Backlog:
         size: The bytes; changed by `resize`.
     """
 
-    __slots__ = ("_closed", "_held_back", "_most_bytes", "_unread", "size")
+    __slots__ = ("_closed", "_deferred", "_most_bytes", "_unread", "size")
 
     def __init__(self, unread: UnreadBytes, most_bytes: int) -> None:
         self._unread = unread
         self._most_bytes = most_bytes
-        self._held_back: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
         self._closed = False
         self.size = 0
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if this stream, or all together, have too many unread bytes; also without the lock."""
         return self.exceeds(self._most_bytes)
 
@@ -69,11 +69,11 @@ class Backlog:
         if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
             self._unread.add(max(size, LEAST_OF_ONE) - max(before, LEAST_OF_ONE))
 
-    def hold_back(self, work: Callable[[], object]) -> bool:
+    def defer_until_writable(self, work: Callable[[], object]) -> bool:
         """Keeps a call for `take_ready` if there is too much; returns False if it need not wait."""
-        if self._closed or not self.behind:
+        if self._closed or not self.backpressure:
             return False
-        self._held_back.append(work)
+        self._deferred.append(work)
         return True
 
     def take_ready(self) -> list[Callable[[], object]]:
@@ -81,7 +81,7 @@ class Backlog:
 
         They wait for their own client's progress: what other streams free does not end a wait.
         """
-        if not self._held_back or self.behind:
+        if not self._deferred or self.backpressure:
             return []
         return self._take()
 
@@ -91,5 +91,5 @@ class Backlog:
         return self._take()
 
     def _take(self) -> list[Callable[[], object]]:
-        ready, self._held_back = self._held_back, []
+        ready, self._deferred = self._deferred, []
         return ready

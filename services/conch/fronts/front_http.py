@@ -110,7 +110,7 @@ class _Passed:
         self._came += len(piece)
         self._unread += len(piece)
         much = self._unread > _MOST_UNREAD_BYTES if self._asked else self._came > UNASKED_BYTES
-        if much and not self.exchange.held:
+        if much and not self.exchange.body_paused:
             self.exchange.hold(True)
 
     def ask(self) -> None:
@@ -125,7 +125,7 @@ class _Passed:
         """Notes that the core has read so much of the body."""
         self._unread -= count
         exchange = self.exchange
-        if self._asked and exchange.held and self._unread <= _MOST_UNREAD_BYTES // 2:
+        if self._asked and exchange.body_paused and self._unread <= _MOST_UNREAD_BYTES // 2:
             exchange.hold(False)
 
     def opening(self, head: int) -> HttpRecord:

@@ -243,7 +243,7 @@ class Front:
         if stream is None or message is None:
             return
         stream.call.write(message)  # type: ignore[arg-type]  # the transport sends views too
-        stream.call.when_read(partial(self._note_read, number, len(message)))
+        stream.call.when_writable(partial(self._note_read, number, len(message)))
 
     def _note_read(self, number: int, count: int) -> None:
         stream = self._streams.get(number)

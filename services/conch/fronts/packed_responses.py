@@ -79,7 +79,7 @@ class ResponseSender:
     def discard(self, message: PackedResponse, closed: bool) -> None:
         """Frees a response that is not sent; `closed`: the stream has been closed."""
         if message.payload is not None:
-            self._stream.discard(message.payload)
+            self._stream.discard_payload(message.payload)
             if closed:
                 self._stream.pool.close()  # the block may have been taken after the end
 

@@ -109,7 +109,7 @@ class RequestSender:
                 requests, numbers=[each[1] for each in queued], flags=flags, model=model
             )
         except BaseException:
-            self._stream.discard(payload)
+            self._stream.discard_payload(payload)
             raise
         self._stream.send(Kind.EXECUTE, 0, fields, payload, texts)
         for request in requests:

@@ -105,7 +105,7 @@ class RemoteConnection:
         self.lost = True
         self._writable.set()
 
-    def hold_body(self, held: bool) -> None:
+    def hold_body(self, paused: bool) -> None:
         """Needs nothing: the front sends no more than it may until it is asked."""
 
     def run(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
@@ -231,7 +231,7 @@ class RemoteExchange(HttpExchange):
         HttpExchange.disconnected(self)
 
     def _ask(self) -> None:
-        self.held = False
+        self.body_paused = False
         self._remote.link.send(HttpRecord(Record.ASK, self._remote.number))
 
     def respond(self, status: int, headers: Headers, body: Body = b"", closes: bool = False) -> None:

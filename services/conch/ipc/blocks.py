@@ -97,17 +97,17 @@ class PassedBlock:
         reference: The block.
         sent: True if the receiver has its descriptor.
         holds: Messages that lend it.
-        kept: Their tensors, while there are any: so the block is not returned to its maker.
+        tensors: Their tensors, while there are any: so the block is not returned to its maker.
     """
 
-    __slots__ = ("holds", "kept", "number", "reference", "sent")
+    __slots__ = ("holds", "number", "reference", "sent", "tensors")
 
     def __init__(self, number: int, reference: weakref.ref[MappedBlock]) -> None:
         self.number = number
         self.reference = reference
         self.sent = False
         self.holds = 0
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def end_hold(self) -> None:
         """Ends a hold.
@@ -119,7 +119,7 @@ class PassedBlock:
             raise WireError(f"block {self.number} is given back, but is not lent")
         self.holds -= 1
         if not self.holds:
-            self.kept = []
+            self.tensors = []
 
 
 class Block:
@@ -186,7 +186,7 @@ class Pool:
             return len(self._blocks) - self._idle_count
 
     @property
-    def crowded(self) -> bool:
+    def all_lent(self) -> bool:
         """True if `MOST_LENT` blocks are lent, so that no further one should be."""
         return self.lent >= MOST_LENT
 
@@ -195,7 +195,7 @@ class Pool:
         """The number of blocks."""
         return len(self._blocks)
 
-    def take(self, nbytes: int, owner: object = None) -> Block:
+    def take_block(self, nbytes: int, owner: object = None) -> Block:
         """Takes a block for `nbytes`, with one hold.
 
         Args:
@@ -226,7 +226,7 @@ class Pool:
         self._next = number % (RETURNED - 1) + 1
         return number
 
-    def pass_on(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock | None:
+    def lend_foreign_block(self, block: MappedBlock, kept: list[Tensor]) -> PassedBlock | None:
         """Lends a third process's block, which has the tensors `kept` of a message; None with too many."""
         with self._lock:
             passed = self._passed_of.get(id(block))
@@ -237,7 +237,7 @@ class Pool:
                 passed = PassedBlock(number, weakref.ref(block, partial(self._freed, id(block))))
                 self._passed[number] = self._passed_of[id(block)] = passed
             passed.holds += 1
-            passed.kept += kept
+            passed.tensors += kept
             return passed
 
     def _freed(self, key: int, reference: weakref.ref[MappedBlock]) -> None:
@@ -248,7 +248,7 @@ class Pool:
             if passed.sent:
                 self.dropped.append(passed.number)
 
-    def give_back(self, number: int) -> None:
+    def return_block(self, number: int) -> None:
         """Ends one hold on a block.
 
         Raises:
@@ -257,7 +257,7 @@ class Pool:
         with self._lock:
             passed = self._passed.get(number)
             if passed is None:
-                self._give_back(number)
+                self._return_block(number)
             else:
                 passed.end_hold()
 
@@ -274,7 +274,7 @@ class Pool:
                 passed.end_hold()
                 return
             block = self._blocks.get(number)
-            self._give_back(number)
+            self._return_block(number)
             if block is None or block.holds:
                 return
             idle = self._idle.get((block.size, block.owner), [])
@@ -289,11 +289,11 @@ class Pool:
             if self._passed.get(passed.number) is passed:  # else the pool was closed meanwhile
                 passed.end_hold()
 
-    def discard(self, block: Block) -> None:
+    def discard_block(self, block: Block) -> None:
         """Takes back a block that was taken and not sent."""
         with self._lock:
             if self._blocks.get(block.number) is block:
-                self._give_back(block.number)
+                self._return_block(block.number)
             else:  # the pool was closed meanwhile
                 block.sent()
 
@@ -353,9 +353,9 @@ class Pool:
                 return  # taken by another thread
             with self._lock:
                 if number in self._blocks:
-                    self._give_back(number)
+                    self._return_block(number)
 
-    def _give_back(self, number: int) -> None:
+    def _return_block(self, number: int) -> None:
         block = self._blocks.get(number)
         if block is None or not block.holds:
             raise WireError(f"block {number} is given back, but is not lent")
@@ -420,7 +420,7 @@ class Mappings:
         """The number of mapped blocks of third processes."""
         return len(self._passed)
 
-    def add(self, number: int, size: int, fd: int) -> None:
+    def map_block(self, number: int, size: int, fd: int) -> None:
         """Maps a block; the caller closes the descriptor.
 
         Raises:

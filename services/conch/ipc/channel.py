@@ -258,7 +258,7 @@ class ReceivedTexts:
     def __init__(self) -> None:
         self.known = [_EMPTY]
 
-    def learn(self, message: Message) -> list[Text]:
+    def take_texts(self, message: Message) -> list[Text]:
         """The texts of a message with new ones, which are kept if they have a number.
 
         Raises:
@@ -622,14 +622,14 @@ class PacketChannel:
             self.lock.release()
 
     @property
-    def crowded(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the backlog is longer than `ROOM`."""
         return self.backlog_bytes > ROOM
 
     def when_room(self, work: Callable[[], object]) -> None:
         """Calls `work` once the backlog is short or the channel is closed, perhaps at once; any thread."""
         with self.lock:
-            waits = self.crowded and not self._closed
+            waits = self.backpressure and not self._closed
             if waits:
                 self._waiting.append(work)
         if not waits:
@@ -637,7 +637,7 @@ class PacketChannel:
 
     def wait_for_room(self) -> None:
         """Blocks while the backlog is long and the peer reads; returns at once if the peer hangs."""
-        if not self.crowded:
+        if not self.backpressure:
             return
         with self._room:
             self.waiting_senders += 1

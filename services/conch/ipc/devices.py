@@ -52,7 +52,7 @@ class ServerDevices:
         self._watched: dict[bytes, weakref.ref[Opened]] = {}
         self._closed: deque[bytes] = deque()
         self._lock = threading.RLock()
-        self._kept: OrderedDict[bytes, _Lease] = OrderedDict()
+        self._leases: OrderedDict[bytes, _Lease] = OrderedDict()
 
     def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
         """The places of inputs in clients' regions; tensors of other workers are copied."""
@@ -81,21 +81,21 @@ class ServerDevices:
         large = place.nbytes > MOST_KEPT_BYTES
         release = partial(self._stream.mappings.queue_release, number | RETURNED, large)
         with self._lock:
-            kept = self._kept.get(place.device)
+            kept = self._leases.get(place.device)
             try:
-                memory = self._open(place.device, False) if kept is None else kept.held[0]
+                memory = self._open(place.device, False) if kept is None else kept.memories[0]
             except UnreachableError:
                 release()
                 raise
             lease = _Lease(memory, release)
             if not large:
-                self._kept[place.device] = lease
-                self._kept.move_to_end(place.device)
-                if len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
+                self._leases[place.device] = lease
+                self._leases.move_to_end(place.device)
+                if len(self._leases) > MOST_KEPT:
+                    self._leases.popitem(last=False)
         return _tensor(layout, place, memory, lease)
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Refuses: inputs live as long as their requests and are not lent."""
         raise WireError(f"tensor {number} is given back, but is not lent")
 
@@ -104,15 +104,15 @@ class ServerDevices:
         if self._closed:
             self._report_closed()
         with self._lock:
-            for device, kept in list(self._kept.items()):
+            for device, kept in list(self._leases.items()):
                 if kept.idle:
-                    del self._kept[device]
+                    del self._leases[device]
                 kept.idle = True
 
     def close(self) -> None:
         """Closes unused allocations, and watches regions no longer."""
         with self._lock:
-            self._kept.clear()
+            self._leases.clear()
         self._watched.clear()
 
     def _open(self, device: bytes, lendable: bool) -> CudaMemory:
@@ -189,7 +189,7 @@ class WorkerDevices:
                 memory = self._opened[place.device] = _open(self._gpus, place.device, True)
         return _tensor(layout, place, memory, memory)
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Releases an output, once for each time it was sent."""
         with self._lock:
             lent = self._lent.get(number)
@@ -234,12 +234,12 @@ class _Lease:
     `idle` is set by `ServerDevices.tidy`.
     """
 
-    __slots__ = ("__weakref__", "held", "idle")
+    __slots__ = ("__weakref__", "idle", "memories")
 
     def __init__(self, memory: CudaMemory, release: Callable[[], None]) -> None:
-        self.held = [memory]
+        self.memories = [memory]
         self.idle = False
-        weakref.finalize(self, _end_lease, self.held, release).atexit = False
+        weakref.finalize(self, _end_lease, self.memories, release).atexit = False
 
 
 def _end_lease(held: list[CudaMemory], release: Callable[[], None]) -> None:
@@ -269,7 +269,7 @@ def _tensor(layout: TensorLayout, place: Place, memory: CudaMemory, owner: objec
     end = place.offset + place.nbytes
     if end > memory.nbytes:
         raise WireError(f"tensor '{layout.name}' ends at {end}, but there are {memory.nbytes} bytes")
-    part = memory.owned(memory.pointer + place.offset, place.nbytes, owner)
+    part = memory.view_owned_by(memory.pointer + place.offset, place.nbytes, owner)
     return DeviceTensor(layout.name, layout.datatype, layout.shape, part)
 
 

@@ -209,11 +209,11 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def expect_wait() -> None:
+def yield_loop() -> None:
     """Says that the calling thread is about to wait for other threads: a claim gives its loop away."""
     loop = _here.loop
     if loop is not None:
-        loop.pass_on()
+        loop.give_loop_to_standby()
 
 
 class IoLoop:
@@ -371,8 +371,8 @@ class IoLoop:
         """Flushes a sink once, at the end of the round."""
         self._sinks[sink] = None
 
-    def pass_on(self) -> None:
-        """Gives the loop to the standby at once, if the caller runs a claim: see `expect_wait`."""
+    def give_loop_to_standby(self) -> None:
+        """Gives the loop to the standby at once, if the caller runs a claim: see `yield_loop`."""
         turn = self._turn
         if turn is not None and self._owner == get_ident():
             turn.waits = True

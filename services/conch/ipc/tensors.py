@@ -328,12 +328,12 @@ class Payload:
         data: Bytes of small tensors.
         block: The block of large ones, or None.
         bytes_copied: Bytes copied into that block.
-        kept: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
+        lent_tensors: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
         passed: Blocks of third processes.
         lent: Numbers that the receiver returns after it has used tensors on GPUs.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "fields", "kept", "lent", "passed", "texts")
+    __slots__ = ("block", "bytes_copied", "data", "fields", "lent", "lent_tensors", "passed", "texts")
 
     def __init__(self) -> None:
         self.fields = b""
@@ -341,11 +341,11 @@ class Payload:
         self.data: list[Buffer] = []
         self.block: Block | None = None
         self.bytes_copied = 0
-        self.kept: list[Tensor] = []
+        self.lent_tensors: list[Tensor] = []
         self.passed: list[PassedBlock] = []
         self.lent: list[int] = []
 
-    def own(self) -> int:
+    def copy_small_tensors(self) -> int:
         """Copies small tensors that others may still write to; returns the bytes of tensors and layouts."""
         nbytes = 0
         for index, part in enumerate(self.data):
@@ -396,7 +396,7 @@ class Devices(Protocol):
             UnreachableError: Its memory can't be opened here.
         """
 
-    def give_back(self, number: int) -> None:
+    def return_memory(self, number: int) -> None:
         """Takes back a lent tensor that the receiver no longer uses.
 
         Raises:
@@ -439,7 +439,7 @@ def _pack_block(
     for tensor in itertools.chain.from_iterable(lists):
         place = stays.get(id(tensor))
         if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
-            payload.kept.append(tensor)
+            payload.lent_tensors.append(tensor)
             stays[id(tensor)] = place
         size -= 0 if place is None else place.nbytes
     block: Block | None = None
@@ -822,13 +822,13 @@ class MessageStream:
             whole = size  # -1 for strings, and for lists that differ
             if size < 0:
                 size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-            inline = not described and (size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded))
+            inline = not described and (size <= MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.all_lent))
             flags = (_COMMON if common else 0) | (0 if inline else _PLACED)
             payload.fields = _HEAD.pack(len(lists), flags)
             if not inline:
                 mappings = self.mappings if returned else None
-                stays = {**described, **self._pass_on(payload, lists, passing)}
-                take = partial(self.pool.take, owner=owner)
+                stays = {**described, **self._lend_foreign_blocks(payload, lists, passing)}
+                take = partial(self.pool.take_block, owner=owner)
                 _pack_block(payload, lists, layouts, size, take, stays, mappings)
                 return payload
             parts = payload.data
@@ -845,11 +845,11 @@ class MessageStream:
                 if layouts[0].aligned:
                     payload.data = [b"".join(parts)]
         except BaseException:  # raised again
-            self.discard(payload)
+            self.discard_payload(payload)
             raise
         return payload
 
-    def _pass_on(
+    def _lend_foreign_blocks(
         self, payload: Payload, lists: Sequence[Collection[Tensor]], passing: type[BlockTensor] | None
     ) -> dict[int, Place]:
         """Lends blocks that have enough of the tensors; returns the places of those, by identity."""
@@ -857,7 +857,7 @@ class MessageStream:
         for block, tensors in _blocks_of(lists, passing).items():
             if sum(tensor.nbytes for tensor, _ in tensors) <= MOST_INLINE:
                 continue  # to copy them costs less
-            passed = self.pool.pass_on(block, [tensor for tensor, _ in tensors])
+            passed = self.pool.lend_foreign_block(block, [tensor for tensor, _ in tensors])
             if passed is None:
                 continue
             if not passed.sent and not self._introduce(passed, block):
@@ -948,7 +948,7 @@ class MessageStream:
         except BaseException:  # raised again
             mappings.put_back(released)
             if payload is not None:
-                self.discard(payload)
+                self.discard_payload(payload)
             raise
 
     def _encode_new(self, texts: tuple[bytes, ...], data: Sequence[Buffer]) -> bytes:
@@ -970,18 +970,18 @@ class MessageStream:
             raise
         os.close(fd)
 
-    def discard(self, payload: Payload) -> None:
+    def discard_payload(self, payload: Payload) -> None:
         """Frees a payload that is not sent. May be called twice."""
         block, payload.block = payload.block, None
         if block is not None:
-            self.pool.discard(block)
+            self.pool.discard_block(block)
         passed, payload.passed = payload.passed, []
         for each in passed:
             self.pool.take_back(each)
         lent, payload.lent = payload.lent, []
         if self.devices is not None:
             for number in lent:
-                self.devices.give_back(number)
+                self.devices.return_memory(number)
 
     def _release_many(self) -> None:
         """Returns blocks at once; never blocks, whatever its caller holds."""
@@ -1024,15 +1024,15 @@ class MessageStream:
                     os.close(fd)
             for number in message.released:
                 if number < RETURNED:
-                    self.pool.give_back(number)
+                    self.pool.return_block(number)
                 elif self.devices is not None:
-                    self.devices.give_back(number & ~RETURNED)
+                    self.devices.return_memory(number & ~RETURNED)
                 else:
                     raise WireError(f"tensor {number & ~RETURNED} is given back, but is not lent")
             if not message.numbers:
                 message.texts = ()
             elif message.contents or message.reset:
-                message.texts = self._received.learn(message)
+                message.texts = self._received.take_texts(message)
             else:
                 try:
                     message.texts = list(map(self._received.known.__getitem__, message.numbers))
@@ -1084,7 +1084,7 @@ class MessageStream:
                     self._check_passing()
                     self.mappings.add_passed(message.block, fds[0])
                     return None
-                self.mappings.add(message.block, message.block_size, fds[0])
+                self.mappings.map_block(message.block, message.block_size, fds[0])
                 return None
             except OSError as failed:
                 error = unmapped_error(str(failed))

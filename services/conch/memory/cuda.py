@@ -234,11 +234,11 @@ class CudaMemory(DeviceMemory):
         if copies:
             self._copy(copies)
 
-    def owned(self, pointer: int, nbytes: int, owner: object) -> CudaMemory:
+    def view_owned_by(self, pointer: int, nbytes: int, owner: object) -> CudaMemory:
         """Memory on the same device that `owner` keeps alive."""
         return CudaMemory(self._device, pointer, nbytes, owner)
 
-    def another(self, nbytes: int) -> CudaMemory | None:
+    def new_memory(self, nbytes: int) -> CudaMemory | None:
         """New memory on the same device; None if the device has no pool."""
         device = self._device
         try:

@@ -42,20 +42,20 @@ class RegionBindings:
             hash all of them; None for no limit.
     """
 
-    __slots__ = ("_held", "_left", "_places", "_regions", "_released", "responder")
+    __slots__ = ("_places", "_regions", "_regions_in_use", "_released", "_remaining_bytes", "responder")
 
     responder: Responder
 
     def __init__(self, regions: Regions, most_bytes: int | None = None) -> None:
         self._regions = regions
-        self._left = most_bytes
-        self._held: dict[str, Region] = {}
+        self._remaining_bytes = most_bytes
+        self._regions_in_use: dict[str, Region] = {}
         self._places: dict[str, tuple[Region, int, int]] = {}
         self._released = False
 
     def __bool__(self) -> bool:
         """True if the request uses any region."""
-        return bool(self._held)
+        return bool(self._regions_in_use)
 
     def input(
         self, region: str, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]
@@ -79,14 +79,14 @@ class RegionBindings:
         after the final one.
         """
         request.region_bindings = self
-        request.wrap_responder(self._before, ResponderLayer.REGIONS)
+        request.wrap_responder(self._set_responder, ResponderLayer.REGIONS)
 
     def release(self) -> None:
         """Releases all regions, once: the request is answered, or was never submitted."""
         if not self._released:
             self._released = True
-            for region in self._held.values():
-                self._regions.release(region)
+            for region in self._regions_in_use.values():
+                self._regions.release_region(region)
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory for an output to be written to directly; None if there is none, or too little."""
@@ -114,18 +114,18 @@ class RegionBindings:
             if final:
                 self.release()
 
-    def _before(self, responder: Responder) -> RegionBindings:
+    def _set_responder(self, responder: Responder) -> RegionBindings:
         self.responder = responder
         return self
 
     def _part(self, name: str, offset: int, byte_size: int) -> Region:
-        region = self._held.get(name)
+        region = self._regions_in_use.get(name)
         if region is None:
-            region = self._held[name] = self._regions.acquire(name)
+            region = self._regions_in_use[name] = self._regions.acquire_region(name)
         check_part(name, region.byte_size, offset, byte_size)
-        if self._left is not None:
-            self._left -= byte_size
-            if self._left < 0:
+        if self._remaining_bytes is not None:
+            self._remaining_bytes -= byte_size
+            if self._remaining_bytes < 0:
                 raise LargeBindingsError
         region.check()
         return region
@@ -151,6 +151,6 @@ class RegionBindings:
             region.write(offset, byte_size, tensor)
             outputs.append(PlacedTensor(tensor.name, tensor.datatype, tensor.shape))
         # Last, so that it covers all reads of inputs and writes of outputs.
-        for region in self._held.values():
+        for region in self._regions_in_use.values():
             region.check()
         return InferenceResponse(outputs, None, response.parameters)

@@ -108,7 +108,7 @@ class Regions:
         self.check_allowed()
         self._forget(name, "cuda")
 
-    def acquire(self, name: str) -> Region:
+    def acquire_region(self, name: str) -> Region:
         """Returns a region and counts a user, until `release`.
 
         Raises:
@@ -121,7 +121,7 @@ class Regions:
             region.users += 1
         return region
 
-    def release(self, region: Region) -> None:
+    def release_region(self, region: Region) -> None:
         """Ends a use; closes the region if it was the last one and the region is unregistered."""
         with self._lock:
             region.users -= 1

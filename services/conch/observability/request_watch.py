@@ -147,9 +147,9 @@ class RequestWatch:
             trace.started_ns = self._watches.clock()
             if trace.setting.values.tensors:
                 trace.tensors += [_record(_QUEUED, tensor) for tensor in request.inputs.values()]
-        request.wrap_responder(self._before, ResponderLayer.WATCH)
+        request.wrap_responder(self._set_responder, ResponderLayer.WATCH)
 
-    def _before(self, responder: Responder) -> Responder:
+    def _set_responder(self, responder: Responder) -> Responder:
         self._responder = responder
         return self
 
@@ -248,7 +248,7 @@ class RequestWatch:
             trace.cancelled = request.cancelled
             if not trace.model:  # refused
                 trace.model = request.model_name
-            self._watches.tracer.end(trace, responded_ns or now)
+            self._watches.tracer.end_trace(trace, responded_ns or now)
 
     def _line(self, request: InferenceRequest, error: ConchError | None, now: int) -> AccessRecord:
         code = OK if error is None else error.code

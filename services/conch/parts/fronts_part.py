@@ -9,7 +9,7 @@ from conch.frontends.grpc.grpc_front_end import Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.fronts.decoded_requests import FrontDecoder, FrontEncoder
 from conch.fronts.front_server import FrontServer
-from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.server_metrics import FrontProcess, front_families
 from conch.parts.server_part import PartContext, ServerPart
 

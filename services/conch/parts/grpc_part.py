@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
-from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.server_metrics import client_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security

@@ -39,7 +39,7 @@ from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
-from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.server_metrics import FrontProcess
 from conch.observability.tracing.open_tracing import Tracing
 from conch.observability.tracing.trace_ring import TraceRing

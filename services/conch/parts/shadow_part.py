@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.core.shadows.shadow_service import Shadows
-from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.shadow_metrics import shadow_families
 from conch.parts.server_part import ServerPart
 

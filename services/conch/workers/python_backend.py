@@ -58,7 +58,7 @@ class PythonBackend(Backend):
         if not self._get_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
-    def doubts(self, spec: ModelSpec) -> Iterator[str]:
+    def warnings(self, spec: ModelSpec) -> Iterator[str]:
         """Yields the model file's imports that are not installed."""
         from conch.workers.environments.environment_spec import EnvironmentSpec
 

@@ -93,7 +93,7 @@ class GenAiBackend(PythonBasedBackend):
                 f"model '{spec.name}': max_batch_size must be 0, as the engine batches by itself"
             )
 
-    def doubts(self, spec: ModelSpec) -> Iterator[str]:
+    def warnings(self, spec: ModelSpec) -> Iterator[str]:
         """Says so if the engine is not installed, unless the model has an environment of its own."""
         if find_spec(_ENGINE) is None and not self.has_environment(spec):
             yield "package openvino-genai is not installed: pip install 'conch[genai]'"

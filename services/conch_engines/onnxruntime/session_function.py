@@ -152,7 +152,7 @@ class DeviceSessionFunction(SessionFunction):
         datatype = self._outputs[name].datatype
         shape = tuple(value.shape())
         nbytes = prod(shape) * NUMPY_DTYPES[datatype].itemsize
-        return DeviceTensor(name, datatype, shape, places[0].owned(value.data_ptr(), nbytes, value))
+        return DeviceTensor(name, datatype, shape, places[0].view_owned_by(value.data_ptr(), nbytes, value))
 
 
 class WritingSessionFunction(SessionFunction):

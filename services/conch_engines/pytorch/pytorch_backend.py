@@ -115,9 +115,9 @@ class PyTorchBackend(Backend):
             signature = ProgramDescription(self._torch, program, spec.name).named(spec)
             validate(spec, signature, ELEMENT_SIZES)
 
-    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
         """Missing imports of a Python class's file."""
-        return self._classes.doubts(spec) if is_python_class(spec.config) else ()
+        return self._classes.warnings(spec) if is_python_class(spec.config) else ()
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model version; its programs are loaded for the first instance on each device."""

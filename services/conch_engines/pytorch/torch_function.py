@@ -217,7 +217,7 @@ class TorchDeviceFunction(TorchFunction):
             target = DeviceTensor(name, datatype, tuple(value.shape), memory)
             self._torch.from_dlpack(target).copy_(value, non_blocking=True)
             return target
-        memory = place.owned(value.data_ptr(), nbytes, value)
+        memory = place.view_owned_by(value.data_ptr(), nbytes, value)
         return DeviceTensor(name, datatype, tuple(value.shape), memory)
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class TensorRTBackend(Backend):
             name = plan_name(spec.config, spec.model_file, capability)
             check_plan(spec.version_directory / name, spec.name)
 
-    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
         """Instances that are not on a GPU, as without one; the config may be for another machine."""
         try:
             check_kinds(spec)

@@ -285,7 +285,7 @@ class TensorRTFunction:
                 memory = place.part(0, nbytes)
             else:
                 owned = self._gpu.memory(nbytes)
-                memory = place.owned(owned.ptr, nbytes, owned)
+                memory = place.view_owned_by(owned.ptr, nbytes, owned)
             taken.append(memory)
             return _Produced(memory.pointer, dims, DeviceTensor(tensor.name, tensor.datatype, dims, memory))
         return _Produced(tensor.buffer.at_least(nbytes), dims)
@@ -313,7 +313,7 @@ class TensorRTFunction:
                 memory = places[0].part(0, nbytes)
             else:
                 owned = self._gpu.memory(nbytes)
-                memory = places[0].owned(owned.ptr, nbytes, owned)
+                memory = places[0].view_owned_by(owned.ptr, nbytes, owned)
             self._stream.on_device(memory.pointer, made.pointer, nbytes)
             return DeviceTensor(tensor.name, tensor.datatype, made.dims, memory)
         array = self._stream.to_host(made.pointer, tensor.datatype, made.dims)

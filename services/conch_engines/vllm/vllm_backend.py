@@ -125,7 +125,7 @@ class VllmBackend(PythonBasedBackend):
             boolean(spec.parameters, key, True)
         _files(spec.name, spec.version_directory)
 
-    def doubts(self, spec: ModelSpec) -> Iterator[str]:
+    def warnings(self, spec: ModelSpec) -> Iterator[str]:
         """Yields the lack of vLLM in the server's own environment, if the model would run there."""
         if not self.has_environment(spec) and importlib.util.find_spec("vllm") is None:
             yield MISSING

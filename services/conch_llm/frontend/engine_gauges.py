@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from conch.core.custom_metrics import FamilySnapshot
 from conch.core.registry import Registry
-from conch.observability.metrics.sample_text import Family, sample
+from conch.observability.metrics.metric_families import Family, sample
 from conch_llm.capability import capability
 
 _WAITING = Family(

@@ -30,7 +30,7 @@ from conch_llm.contract import (
     TOKENIZE,
 )
 from conch_llm.models.answer_parsers import Parsers, Reading, check_form, read_chat
-from conch_llm.models.answers import Answer, DeltaForm, Form, TensorForm, text_response
+from conch_llm.models.answers import DeltaForm, Form, ModelAnswer, TensorForm, text_response
 from conch_llm.models.method_calls import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
     ADAPTER,
@@ -228,7 +228,7 @@ class TextModel:
         """Runs a method for all choices of all prompts."""
         check_form(asked[0], self._model)
         n = asked[0].n
-        answer = Answer(request, form, asked[0], len(asked), reading or Reading())
+        answer = ModelAnswer(request, form, asked[0], len(asked), reading or Reading())
         runs: list[Responses] = []
         for number, each in enumerate(asked):
             if echo and isinstance(each, CompletionRequest):

@@ -80,7 +80,7 @@ def text_response(text: bytes) -> InferenceResponse:
     return InferenceResponse([Tensor(ANSWER_OUTPUT, np.array([text], object))])
 
 
-class Answer:
+class ModelAnswer:
     """The answer to one request.
 
     Args:
@@ -108,9 +108,9 @@ class Answer:
         self._kept: list[Delta] = []
         self.closed = False
 
-    def call(self, first: int, count: int) -> Call:
+    def call(self, first: int, count: int) -> MethodCall:
         """The part of the answer that one call of a method gives."""
-        return Call(self, first, count)
+        return MethodCall(self, first, count)
 
     def echo(self, prompt: int, text: str | Sequence[int]) -> Iterator[InferenceResponse]:
         """Puts a prompt before its choices.
@@ -158,14 +158,14 @@ class Answer:
         return delta
 
 
-class Call:
+class MethodCall:
     """The part of an answer that one call of a method gives: one choice, or all of a prompt.
 
     Attributes:
         over: True if the call needs no further item.
     """
 
-    def __init__(self, answer: Answer, first: int, count: int) -> None:
+    def __init__(self, answer: ModelAnswer, first: int, count: int) -> None:
         self._answer = answer
         self._first = first
         self._choices = answer.choices[first : first + count]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch_llm.deltas import Delta
-from conch_llm.models.answers import Call
+from conch_llm.models.answers import MethodCall
 
 Result = TypeVar("Result")
 Responses = AsyncGenerator[InferenceResponse, None]
@@ -44,7 +44,7 @@ class Threads:
         result = await self.run(lambda: function(*args))
         return await result if inspect.isawaitable(result) else result
 
-    async def generate(self, method: Callable[[Any], Any], asked: Any, call: Call) -> Responses:
+    async def generate(self, method: Callable[[Any], Any], asked: Any, call: MethodCall) -> Responses:
         """Runs a method to its end, or until nothing more is wanted, and closes its generator."""
         if inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method):
             result = method(asked)
@@ -69,7 +69,7 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
-def _send_all(result: Any, call: Call) -> Any:
+def _send_all(result: Any, call: MethodCall) -> Any:
     """Sends a result's items; returns a result that only the event loop can run."""
     if isinstance(result, str | Delta):
         call.send(result)

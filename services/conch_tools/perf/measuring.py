@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
-from conch_tools.perf.load.load_process import Plan
+from conch_tools.perf.load.load_process import LoadPlan
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorded_values import ResponseKind, request_record
 from conch_tools.perf.measure.records import RequestRecord
@@ -171,7 +171,7 @@ def _plans(
     decoupled: bool,
     batching: Mapping[str, Any] | None,
     points: Sequence[Point],
-) -> Iterator[tuple[Load, Plan]]:
+) -> Iterator[tuple[Load, LoadPlan]]:
     """Each load; those of a search follow from the points so far."""
     if not settings.limits:
         for load in settings.loads:
@@ -188,7 +188,7 @@ def _measure(
     settings: PerfSettings,
     api: ServerApi,
     config: Mapping[str, Any],
-    plan: Plan,
+    plan: LoadPlan,
     progress: Callable[[Slice], object],
 ) -> tuple[Point, bool, int]:
     """Runs one load; returns its point, True if the user ended it early, and its start, monotonic."""
@@ -246,7 +246,7 @@ def _plan(
     streams: Sequence[Sequence[ReadyRequest]],
     decoupled: bool,
     batching: Mapping[str, Any] | None,
-) -> Plan:
+) -> LoadPlan:
     http = settings.endpoint.protocol == "http"
     in_flight = int(load.value) if load.mode == "concurrency" else 128
     if batching is not None:
@@ -257,7 +257,7 @@ def _plan(
     elif http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
         path += f"/versions/{settings.version}/infer" if settings.version else "/infer"
-    return Plan(
+    return LoadPlan(
         settings.endpoint,
         path,
         settings.streams,

@@ -102,7 +102,7 @@ class Screen:
         return keys.decode("ascii", "replace")
 
     def _stop(self) -> None:
-        self._leave()
+        self._restore_modes()
         signal.raise_signal(signal.SIGSTOP)
         self._take()
 
@@ -114,14 +114,14 @@ class Screen:
         # A signal that comes now must not keep the terminal from being restored.
         for number in (*_ENDING, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        self._leave()
+        self._restore_modes()
         signal.set_wakeup_fd(self._wakeup_fd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._woken.close()
         self._wakes.close()
 
-    def _leave(self) -> None:
+    def _restore_modes(self) -> None:
         with suppress(OSError, Ended):
             self._write(_LEAVE)
         with suppress(termios.error):

@@ -28,7 +28,7 @@ from conch.core.servable import Servable
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.tensor import Tensor
 from conch.frontends.grpc.grpc_options import GrpcOptions
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -102,10 +102,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
 
 
 @contextmanager
-def in_process(repository: Path) -> Iterator[tuple[Server, RawClient]]:
+def in_process(repository: Path) -> Iterator[tuple[InferenceServer, RawClient]]:
     """A server whose books can be looked into, and a client on a connection of its own."""
     control = ControlOptions(repositories=(repository,))
-    server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
+    server = InferenceServer(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
     server.start()
     try:
         with closing(RawClient(f"127.0.0.1:{server.port('gRPC')}")) as raw:

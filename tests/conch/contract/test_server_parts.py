@@ -15,7 +15,7 @@ from conch import server_components
 from conch.core.errors import UnavailableError
 from conch.parts.server_part import PartContext, ServerPart
 from conch.process.endpoint import Endpoint
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import AddOnOptions, Opening, PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -95,8 +95,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def serving(models: Path, options: Options) -> Server:
-    return Server(PartOptions(control=ControlOptions((models,)), add_ons={"test": options}))
+def serving(models: Path, options: Options) -> InferenceServer:
+    return InferenceServer(PartOptions(control=ControlOptions((models,)), add_ons={"test": options}))
 
 
 STOP = ["refuse_changes simple", "drain simple", "disconnect simple", "flush simple", "close"]

@@ -29,7 +29,7 @@ from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.metrics.shadow_metrics import shadow_families
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -148,7 +148,7 @@ class Manual:
 class Site(NamedTuple):
     """A server with its models' directory, and a client."""
 
-    server: Server
+    server: InferenceServer
     repository: Path
     http: str
     grpc: triton.InferenceServerClient
@@ -209,7 +209,7 @@ def module_site(
         repositories=(repository,), backend_options={"python": {"placement": request.param}}
     )
     address = "127.0.0.1"
-    server = Server(
+    server = InferenceServer(
         PartOptions(
             control=control,
             grpc=GrpcOptions(address=address, port=0),
@@ -385,7 +385,7 @@ def test_a_sequence_that_can_not_be_copied_any_more_ends(site: Site, shadows: Sh
     opened(site, shadows, "sums", inflight=0)
     assert turn(1.0) == 2
     held = site.registry.entries["sums"].ready[2]
-    eventually(lambda: not held.held, "the candidate's sequence ends")
+    eventually(lambda: not held.live_sequences, "the candidate's sequence ends")
     assert turn(1.0, sequence_end=True) == 3
     assert (shadow.counts().requests, shadow.report.mismatches) == (1, 0)
 

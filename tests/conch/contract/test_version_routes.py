@@ -22,7 +22,7 @@ from conch.core.registry import Registry
 from conch.core.route import WHOLE, Attribute, MatchRule, Route, route_salt
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -114,7 +114,7 @@ def module_site(
         grpc=GrpcOptions(address="127.0.0.1", port=0),
         http=HttpOptions(address="127.0.0.1", port=0),
     )
-    server = Server(options)
+    server = InferenceServer(options)
     server.start()
     try:
         with closing(triton.InferenceServerClient(f"127.0.0.1:{server.port('gRPC')}")) as client:

@@ -19,11 +19,11 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.process.main_thread import run_until_signal
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions, ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.planner.plan import Outcome
+from conch_control.planner.plan import LoadOutcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
@@ -98,9 +98,9 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def server(repository: Path, elsewhere: Elsewhere, **options: Any) -> Server:
+def server(repository: Path, elsewhere: Elsewhere, **options: Any) -> InferenceServer:
     control = ControlOptions(repositories=(repository,), mode="explicit", startup_models=("m",))
-    made = Server(
+    made = InferenceServer(
         PartOptions(ServerOptions(**options), control=control, grpc=GrpcOptions(address="127.0.0.1", port=0))
     )
     made.start()
@@ -161,13 +161,13 @@ def poll_error() -> ConchError:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (poll_error, Outcome.TRANSIENT),
-        (lambda: PollError("m", "no such field"), Outcome.FAILED),
-        (lambda: InvalidArgumentError("boom"), Outcome.FAILED),
+        (poll_error, LoadOutcome.TRANSIENT),
+        (lambda: PollError("m", "no such field"), LoadOutcome.FAILED),
+        (lambda: InvalidArgumentError("boom"), LoadOutcome.FAILED),
     ],
 )
 def test_a_planner_elsewhere_knows_whether_another_try_may_succeed(
-    tmp_path: Path, error: Callable[[], ConchError], outcome: Outcome
+    tmp_path: Path, error: Callable[[], ConchError], outcome: LoadOutcome
 ) -> None:
     agent = FakeAgent()
     agent.failures["m"] = error

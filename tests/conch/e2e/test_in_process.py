@@ -37,7 +37,7 @@ from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.stream_infer_rpc import InferStream
 from conch.frontends.grpc.transport.calls import StreamCall
 from conch.observability.metrics.metrics_options import MetricsOptions
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
@@ -140,10 +140,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @contextmanager
-def running(repository: Path, port: int = 0) -> Iterator[Server]:
+def running(repository: Path, port: int = 0) -> Iterator[InferenceServer]:
     """A server in this process."""
     control = ControlOptions(repositories=(repository,))
-    server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=port)))
+    server = InferenceServer(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=port)))
     server.start()
     try:
         yield server
@@ -151,7 +151,7 @@ def running(repository: Path, port: int = 0) -> Iterator[Server]:
         assert server.stop()
 
 
-def ask(server: Server, start: int = 0) -> None:
+def ask(server: InferenceServer, start: int = 0) -> None:
     """Sends a request to a server in this process."""
     with closing(triton.InferenceServerClient(f"127.0.0.1:{server.port('gRPC')}")) as client:
         check_simple(client.infer("simple", simple_inputs(start), client_timeout=WAIT_S), start)
@@ -197,7 +197,7 @@ def test_a_drained_server_is_not_ready_and_serves(models: Path) -> None:
 def test_a_server_that_is_stopped_before_it_starts_does_not(models: Path) -> None:
     with no_leaks():
         control = ControlOptions((models,))
-        server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
+        server = InferenceServer(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
         assert server.stop()
         with pytest.raises(UnavailableError, match="Server exiting"):
             server.start()
@@ -256,7 +256,9 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str, t
 def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:
     write_probe(tmp_path)
     control = ControlOptions(repositories=(tmp_path,))
-    server = Server(PartOptions(control=control, metrics=MetricsOptions(address="127.0.0.1", port=0)))
+    server = InferenceServer(
+        PartOptions(control=control, metrics=MetricsOptions(address="127.0.0.1", port=0))
+    )
     server.start()
     try:
         found = scrape(f"http://127.0.0.1:{server.port('Metrics')}/metrics")
@@ -273,7 +275,7 @@ def test_what_a_stream_has_held_goes_with_it(tmp_path: Path, transport: str) -> 
     write_until_cancelled(tmp_path)
     control = ControlOptions(repositories=(tmp_path,))
     grpc = GrpcOptions(address="127.0.0.1", port=0, transport=transport)
-    server = Server(PartOptions(control=control, grpc=grpc))
+    server = InferenceServer(PartOptions(control=control, grpc=grpc))
     server.start()
 
     def held() -> list[object]:

@@ -136,7 +136,7 @@ def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
         handover.put(request(), InferenceResponse([]), False)
     late = request()
     late.reader = handover
-    writer = threading.Thread(target=late.wait_for_reader)
+    writer = threading.Thread(target=late.wait_until_writable)
     writer.start()
     handover.close()
     writer.join()

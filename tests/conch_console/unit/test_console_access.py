@@ -13,7 +13,7 @@ from conch.access.access_guard import Access
 from conch.access.policy_file import Policy, PrincipalEntry
 from conch.access.policy_state import PolicyState
 from conch.access.principals import Role
-from conch.access.request_limits import Limits
+from conch.access.request_limits import RequestLimits
 from conch.access.token_verifier import JwtSettings, KeySet
 from conch.core.errors import (
     ConchError,
@@ -213,7 +213,7 @@ def test_logins_are_limited_by_principal_and_address_and_end_sessions_of_their_o
 def test_callers_of_one_principal_end_sessions_of_their_own_first() -> None:
     issuer = Issuer()
     jwt = JwtSettings(ISSUER, (AUDIENCE,), None, "", 0.0)
-    entry = PrincipalEntry("all", (), {"iss": ISSUER}, (), False, {Role.READ: ("*",)}, Limits())
+    entry = PrincipalEntry("all", (), {"iss": ISSUER}, (), False, {Role.READ: ("*",)}, RequestLimits())
     policy = Access(PolicyState(Policy((entry,), jwt), KeySet(issuer.jwks)))
     guard = ConsoleAccess(ConsoleOptions(policy=True), policy, SteeredClock())
     mallory = issuer.token(sub="mallory")
@@ -234,7 +234,7 @@ def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> 
             "certificates": (),
             "anonymous": False,
         } | credentials
-        return PrincipalEntry(name, models={role: ("*",)}, limits=Limits(), **known)
+        return PrincipalEntry(name, models={role: ("*",)}, limits=RequestLimits(), **known)
 
     entries = (
         entry("web", keys=(sha256(b"the-key-of-web").digest(),)),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.machines import run_machine
 from tests.support.remote import RemoteModel
-from tests.support.sites import CONFIG, Answer, EchoBackend, EchoModel
+from tests.support.sites import CONFIG, EchoBackend, EchoModel, SiteAnswer
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
@@ -166,7 +166,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.models: dict[str, RemoteModel] = {}
         self.pool = ThreadPoolExecutor(64)
         self.loads: list[Future[None]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[SiteAnswer] = []
         self.number = 0
 
     def get_backend(self, name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
@@ -239,7 +239,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         """Sends a request, which is answered when the machine says so."""
         if not self.registry.entries.get(name, Entry()).ready:
             return
-        answer = Answer()
+        answer = SiteAnswer()
         request = InferenceRequest(name, "", {}, answer, 0)
         try:
             model = self.registry.resolve(name)

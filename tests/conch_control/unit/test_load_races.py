@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
 from conch_control.control_options import PlannerOptions
-from conch_control.planner.plan import Operation, Outcome
+from conch_control.planner.plan import LoadOutcome, Operation
 from conch_control.planner.planner_loop import Planner, outcome_of
 from conch_control.remote_api.watch_stream import Watch
 from conch_control.repository.local import LocalRepository
@@ -86,11 +86,11 @@ def test_a_model_of_a_store_that_does_not_answer_may_be_had_later(
         agent.load("m", {})
     assert caught.value.message == "failed to load 'm', failed to poll from model repository"
     assert "503 slow down" in caught.value.reason  # type: ignore[attr-defined]
-    assert outcome_of(caught.value) is Outcome.TRANSIENT, "it is not known to be gone"
+    assert outcome_of(caught.value) is LoadOutcome.TRANSIENT, "it is not known to be gone"
     store.error = None
     with pytest.raises(InternalError) as caught:
         agent.load("m", {})
-    assert outcome_of(caught.value) is Outcome.FAILED
+    assert outcome_of(caught.value) is LoadOutcome.FAILED
 
 
 def test_credentials_that_become_wrong_harm_no_other_repository(

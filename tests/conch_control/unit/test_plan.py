@@ -14,15 +14,15 @@ from conch_control.planner.plan import (
     FIRST_RETRY_NS,
     LAST_RETRY_NS,
     FoundModel,
+    LoadOutcome,
     Operation,
-    Outcome,
-    Plan,
+    PlannerPlan,
     Snapshot,
 )
 from conch_control.repository.layout import Fingerprint
 
 SETTLE = 100
-DONE, FAILED, TRANSIENT = Outcome.DONE, Outcome.FAILED, Outcome.TRANSIENT
+DONE, FAILED, TRANSIENT = LoadOutcome.DONE, LoadOutcome.FAILED, LoadOutcome.TRANSIENT
 
 
 def load(name: str) -> Operation:
@@ -52,7 +52,7 @@ class Told:
 
     def __init__(self, adopted: dict[str, FoundModel] | None = None, most: int = 4) -> None:
         self.now = 1_000
-        self.plan = Plan(SETTLE, most)
+        self.plan = PlannerPlan(SETTLE, most)
         if adopted is not None:
             self.plan.adopt(Snapshot(adopted), self.now)
 
@@ -60,7 +60,7 @@ class Told:
         self.now += after
         return self.plan.snapshot_taken(Snapshot(models, partial), self.now, self.now)
 
-    def end(self, operation: Operation, outcome: Outcome = DONE) -> list[Operation]:
+    def end(self, operation: Operation, outcome: LoadOutcome = DONE) -> list[Operation]:
         return self.plan.finished(operation, outcome, self.now)
 
     def settle(self, **models: FoundModel | None) -> list[Operation]:
@@ -107,14 +107,14 @@ def test_a_slow_copy_is_loaded_once() -> None:
 
 
 def test_the_time_that_a_look_takes_does_not_count_as_settled() -> None:
-    plan = Plan(SETTLE)
+    plan = PlannerPlan(SETTLE)
     plan.snapshot_taken(Snapshot({"m": at(1)}), 0, 500)
     assert plan.snapshot_taken(Snapshot({"m": at(1)}), 599, 700) == []
     assert plan.snapshot_taken(Snapshot({"m": at(1)}), 600, 700) == [load("m")]
 
 
 def test_a_label_that_moves_is_a_change_that_files_do_not_show() -> None:
-    plan = Plan(SETTLE)
+    plan = PlannerPlan(SETTLE)
     before, after = (replace(at(1), beside=((("champion", number),), None)) for number in (1, 2))
     plan.adopt(Snapshot({"m": before}), 0)
     assert plan.snapshot_taken(Snapshot({"m": after}), 0, 0) == []
@@ -421,7 +421,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, adopted: bool, there: set[str], running: set[str], most: int) -> None:
         self.now = 0
         self.numbers = 0
-        self.plan = Plan(SETTLE, most)
+        self.plan = PlannerPlan(SETTLE, most)
         self.most = most
         self.disk = {name: Disk(self.change()) for name in there}
         self.agent = {name: Served() for name in NAMES}
@@ -514,12 +514,12 @@ class Machine(RuleBasedStateMachine):
         self.carry_out(self.plan.tick(self.now))
 
     @precondition(lambda self: self.in_progress)
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
-    def end(self, data: st.DataObject, outcome: Outcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(LoadOutcome))
+    def end(self, data: st.DataObject, outcome: LoadOutcome) -> None:
         name = data.draw(st.sampled_from(sorted(self.in_progress)))
         self.finish(name, outcome)
 
-    def finish(self, name: str, outcome: Outcome) -> None:
+    def finish(self, name: str, outcome: LoadOutcome) -> None:
         operation = self.in_progress.pop(name)
         served = self.agent[name]
         number = self.stable[name][0]

@@ -22,7 +22,7 @@ from conch_control.agent_api import Index, ModelStatus, VersionStatus
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import EventLog
 from conch_control.planner import planner_loop as driver_module
-from conch_control.planner.plan import Outcome
+from conch_control.planner.plan import LoadOutcome
 from conch_control.planner.planner_loop import Planner, outcome_of
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watch_paths import file_system, is_silent, resolve
@@ -640,28 +640,28 @@ def test_many_models_are_looked_at_without_reading_them(
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (UnavailableError("x"), Outcome.TRANSIENT),
-        (TimeoutError("x"), Outcome.TRANSIENT),
-        (FileNotFoundError("x"), Outcome.FAILED),
-        (InvalidArgumentError("x"), Outcome.FAILED),
-        (ValueError("x"), Outcome.FAILED),
+        (UnavailableError("x"), LoadOutcome.TRANSIENT),
+        (TimeoutError("x"), LoadOutcome.TRANSIENT),
+        (FileNotFoundError("x"), LoadOutcome.FAILED),
+        (InvalidArgumentError("x"), LoadOutcome.FAILED),
+        (ValueError("x"), LoadOutcome.FAILED),
         (
             ConchError(
                 "Newer operation has been applied to the model lifecycle, "
                 "current load operation is out-dated."
             ),
-            Outcome.DONE,
+            LoadOutcome.DONE,
         ),
     ],
 )
-def test_what_errors_say_of_another_try(error: BaseException, outcome: Outcome) -> None:
+def test_what_errors_say_of_another_try(error: BaseException, outcome: LoadOutcome) -> None:
     assert outcome_of(error) is outcome
 
 
 def test_an_error_of_the_storage_behind_another_error_may_pass() -> None:
     error = ConchError("failed to load")
     error.__cause__ = OSError(5, "Input/output error")
-    assert outcome_of(error) is Outcome.TRANSIENT
+    assert outcome_of(error) is LoadOutcome.TRANSIENT
 
 
 MOUNTS = r"""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from tests.support.servers import eventually
-from tests.support.sites import CONFIG, WAIT_S, Answer, Site
+from tests.support.sites import CONFIG, WAIT_S, Site, SiteAnswer
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.clock import monotonic_ns
@@ -536,5 +536,5 @@ def test_a_cancelled_wait_leaves_and_its_load_goes_on(site: Site) -> None:
     assert future.cancel()
     site.backend.gate.set()
     wait_until(lambda: in_memory(site) == {"slow"})
-    answer: Answer = site.send("slow")
+    answer: SiteAnswer = site.send("slow")
     assert answer.error() is None

@@ -64,7 +64,7 @@ def test_failures_are_remembered_longer_each_time_until_the_files_change() -> No
         ends = next(end for end in range(100) if catalogue.failure("m", now + end * S) is None)
         pauses.append(ends)
         now += ends * S
-        assert catalogue.broken("m")
+        assert catalogue.load_failed("m")
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     catalogue.failed("m", error, OTHER_FILES, now)
     assert catalogue.failure("m", now + S) is None, "with other files it is the first failure"
@@ -72,7 +72,7 @@ def test_failures_are_remembered_longer_each_time_until_the_files_change() -> No
     assert catalogue.failed_states(now) == {"m": OTHER_FILES}
     catalogue.changed("m")
     assert catalogue.failure("m", now) is None
-    assert not catalogue.broken("m")
+    assert not catalogue.load_failed("m")
 
 
 def test_sizes_belong_to_the_files_that_were_measured() -> None:
@@ -107,7 +107,7 @@ def test_each_waiting_request_leaves_the_queue_once(events: list[tuple[str, str,
     left: list[Waiter] = []
     for now, (event, name, number) in enumerate(events):
         if event == "add":
-            queue.want(name)
+            queue.add_wanted(name)
             waiter = Waiter(ignore, 1, now + number)
             with suppress(ResourceExhaustedError):
                 queue.add(name, waiter, waiter)
@@ -115,19 +115,19 @@ def test_each_waiting_request_leaves_the_queue_once(events: list[tuple[str, str,
         elif event == "leave" and number < len(added) and queue.leave(name, added[number]):
             left.append(added[number])
         elif event == "end":
-            left += queue.end(name)
+            left += queue.take_waiters(name)
         elif event == "expire":
             left += [waiter for _, waiter in queue.expire(now)]
         assert len(queue) == len(added) - len(left)
     for name in queue.in_order:
-        left += queue.end(name)
+        left += queue.take_waiters(name)
     assert Counter(map(id, left)) == Counter(map(id, added))
 
 
 def test_waiting_requests_are_bounded_for_each_model() -> None:
     queue = ColdQueue(2, 100)
-    assert queue.want("a")
-    assert not queue.want("a")
+    assert queue.add_wanted("a")
+    assert not queue.add_wanted("a")
     first = Waiter(ignore, 60, 5 * S)
     queue.add("a", 1, first)
     with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-bytes allows 100"):
@@ -136,21 +136,21 @@ def test_waiting_requests_are_bounded_for_each_model() -> None:
     queue.add("a", 2, second)
     with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-size allows"):
         queue.add("a", 3, Waiter(ignore, 0, 5 * S))
-    queue.want("b")
+    queue.add_wanted("b")
     queue.add("b", 1, Waiter(ignore, 100, 7 * S))
     assert (len(queue), queue.next_end_ns()) == (3, 5 * S)
     assert queue.expire(6 * S) == [("a", first)]
     assert not queue.leave("a", 1)
     queue.add("a", 3, third := Waiter(ignore, 60, 9 * S))
     assert queue.leave("a", 2)
-    assert queue.end("a") == [third]
-    assert queue.end("a") == []
+    assert queue.take_waiters("a") == [third]
+    assert queue.take_waiters("a") == []
     assert "a" not in queue
 
 
 def test_models_are_loaded_by_priority_then_by_their_first_request() -> None:
     queue = ColdQueue(0, 0)
     for name, priority in (("none", 0), ("low", 5), ("high", 1), ("late", 0), ("none", 5)):
-        queue.want(name)
+        queue.add_wanted(name)
         queue.add(name, object(), Waiter(ignore, 0, S, priority))
     assert queue.in_order == ["high", "none", "low", "late"]

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from conch_control.residency.residency_plan import HoldingState, Limits, Outcome, Plan
+from conch_control.residency.residency_plan import HoldingState, ResidencyLimits, ResidencyPlan, RoomOutcome
 from conch_control.residency.segments import Room
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Residency(RuleBasedStateMachine):
 
     @initialize(idle=st.sampled_from([0, 30 * S]), least=st.sampled_from([0, 10 * S]))
     def begin(self, idle: int, least: int) -> None:
-        self.plan = Plan(Limits(BUDGET, least, idle))
+        self.plan = ResidencyPlan(ResidencyLimits(BUDGET, least, idle))
         self.now = 0
         self.wanted: dict[str, dict[str, int]] = {}
         self.loading: dict[str, dict[str, Room]] = {}
@@ -82,7 +82,7 @@ class Residency(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), sizes=st.lists(st.integers(1, 60), min_size=9, max_size=9))
     def want(self, name: str, sizes: list[int]) -> None:
         self.wanted.setdefault(name, dict(zip(NAMES, sizes, strict=True)))
-        self.plan.asked(name, self.now)
+        self.plan.note_request(name, self.now)
         self.schedule()
 
     @rule()
@@ -99,15 +99,15 @@ class Residency(RuleBasedStateMachine):
             wanted = sum(needs.values(), Room())
             fits = self.fits(name, wanted)
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
-            assert (decision.outcome is not Outcome.TOO_LARGE) == fits
+            assert (decision.outcome is not RoomOutcome.TOO_LARGE) == fits
             self.unload(list(decision.victims))
-            if decision.outcome is Outcome.TOO_LARGE:
+            if decision.outcome is RoomOutcome.TOO_LARGE:
                 del self.wanted[name]
-            elif decision.outcome is Outcome.GRANTED:
+            elif decision.outcome is RoomOutcome.GRANTED:
                 assert self.plan.total.within(BUDGET)
                 self.loading[name] = needs
                 del self.wanted[name]
-            elif decision.outcome is Outcome.WAITING:
+            elif decision.outcome is RoomOutcome.WAITING:
                 waiting += wanted
             if not self.grown:
                 leaving = sum((each.room for each in self.leaving if each not in self.stuck), Room())
@@ -129,10 +129,10 @@ class Residency(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leaving)
     @rule(choice=st.integers(0))
-    def gone(self, choice: int) -> None:
+    def note_unloaded(self, choice: int) -> None:
         holding = self.leaving.pop(choice % len(self.leaving))
         self.stuck.discard(holding)
-        self.plan.gone(holding)
+        self.plan.note_unloaded(holding)
 
     @precondition(lambda self: self.leaving)
     @rule(choice=st.integers(0))
@@ -192,13 +192,13 @@ class Residency(RuleBasedStateMachine):
                 return
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             self.unload(list(decision.victims))
-            if decision.outcome is Outcome.GRANTED:
+            if decision.outcome is RoomOutcome.GRANTED:
                 self.loading[name] = needs
                 return
-            assert decision.outcome is Outcome.WAITING
+            assert decision.outcome is RoomOutcome.WAITING
             for each in [each for each in self.leaving if each not in self.stuck]:
                 self.leaving.remove(each)
-                self.plan.gone(each)
+                self.plan.note_unloaded(each)
             self.unload(self.plan.shrink(self.now, self.is_busy))
         pytest.fail("it waits for ever")
 
@@ -254,7 +254,7 @@ def scanned(count: int, seed: int) -> list[int]:
 
 
 def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> float:
-    plan = Plan(Limits(Room(budget, sys.maxsize)))
+    plan = ResidencyPlan(ResidencyLimits(Room(budget, sys.maxsize)))
     hits = 0
     for now, model in enumerate(trace):
         name = str(model)
@@ -264,10 +264,10 @@ def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> fl
             continue
         while (
             plan.request(name, {name: room(size_of(model))}, (), now, lambda _: False).outcome
-            is Outcome.WAITING
+            is RoomOutcome.WAITING
         ):
             for each in [each for each in plan.holdings if each.state is HoldingState.UNLOADING]:
-                plan.gone(each)
+                plan.note_unloaded(each)
             plan.drop_claims()
         plan.ended(name, {name: room(size_of(model))}, {}, now)
     return hits / len(trace)
@@ -295,14 +295,14 @@ def test_hit_rates_of_simulated_traces(trace: list[int], sizes: list[int] | None
 
 
 def test_models_that_evict_each_other_are_reported_once() -> None:
-    plan = Plan(Limits(Room(10, 1)))
+    plan = ResidencyPlan(ResidencyLimits(Room(10, 1)))
     for turn in range(12):
         name, now = "ab"[turn % 2], turn * S
         decision = plan.request(name, {name: room(10)}, (), now, lambda _: False)
         for victim in decision.victims:
-            plan.gone(victim)
+            plan.note_unloaded(victim)
         plan.drop_claims()
-        if decision.outcome is not Outcome.GRANTED:
+        if decision.outcome is not RoomOutcome.GRANTED:
             plan.request(name, {name: room(10)}, (), now, lambda _: False)
         plan.ended(name, {name: room(10)}, {}, now)
         assert len(plan.thrashing) == (turn > 7)
@@ -310,21 +310,23 @@ def test_models_that_evict_each_other_are_reported_once() -> None:
 
 
 def test_a_rare_model_does_not_evict_one_in_use() -> None:
-    plan = Plan(Limits(Room(10, 1), 10 * S))
+    plan = ResidencyPlan(ResidencyLimits(Room(10, 1), 10 * S))
     now = 7200 * S
-    plan.asked("busy", now)
-    assert plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is Outcome.GRANTED
+    plan.note_request("busy", now)
+    assert plan.request("busy", {"busy": room(10)}, (), now, lambda _: False).outcome is RoomOutcome.GRANTED
     plan.ended("busy", {"busy": room(10)}, {}, now)
     now += 60 * S
     plan.used("busy", now)
-    plan.asked("rare", now)
-    assert plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is Outcome.BLOCKED
-    plan.asked("rare", now + S)  # the second request within an hour
-    assert plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome is Outcome.WAITING
+    plan.note_request("rare", now)
+    assert plan.request("rare", {"rare": room(1)}, (), now, lambda _: False).outcome is RoomOutcome.BLOCKED
+    plan.note_request("rare", now + S)  # the second request within an hour
+    assert (
+        plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome is RoomOutcome.WAITING
+    )
 
 
 def test_parts_of_an_ensemble_stay_for_its_load() -> None:
-    plan = Plan(Limits(Room(10, 3)))
+    plan = ResidencyPlan(ResidencyLimits(Room(10, 3)))
     for name in "acd":
         plan.request(name, {name: room(1)}, (), 0, lambda _: False)
         plan.ended(name, {name: room(1)}, {}, 0)
@@ -332,7 +334,7 @@ def test_parts_of_an_ensemble_stay_for_its_load() -> None:
     decision = plan.request("x", needs, closure("x"), S, lambda _: False)
     assert [each.name for each in decision.victims] == ["c", "d"], "not a, which is older"
     for each in decision.victims:
-        plan.gone(each)
+        plan.note_unloaded(each)
     plan.drop_claims()
-    assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is Outcome.GRANTED
-    assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is Outcome.BLOCKED
+    assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is RoomOutcome.GRANTED
+    assert plan.request("c", {"c": room(1)}, (), 2 * S, lambda _: False).outcome is RoomOutcome.BLOCKED

@@ -21,11 +21,11 @@ from conch_control.rollout.rollout_file import (
     Guard,
     OnInconclusive,
     Rollout,
+    RolloutStep,
     Shadow,
-    Step,
     as_json,
     check_declaration,
-    declaration_doubts,
+    declaration_warnings,
     duration,
     is_label,
     parse_json,
@@ -64,7 +64,11 @@ READ = Declaration(
     {"stable": 7, "champion": 7},
     Rollout(
         candidate=NEWEST,
-        steps=(Step(0, WHOLE, 10 * MINUTE), Step(100, 0, 5 * MINUTE), Step(250, 0, 90 * MINUTE)),
+        steps=(
+            RolloutStep(0, WHOLE, 10 * MINUTE),
+            RolloutStep(100, 0, 5 * MINUTE),
+            RolloutStep(250, 0, 90 * MINUTE),
+        ),
         sticky=("sequence", "header:x-user-id", "principal"),
         match=("header:x-beta=1", "principal:qa-*"),
         group="ocr",
@@ -218,7 +222,7 @@ def test_wrong_fields_are_refused_with_the_fix(toml: str, message: str) -> None:
 def test_doubts_are_about_what_is_allowed() -> None:
     good = parse_toml("[labels]\nstable = 7\n[rollout]\ncandidate = 8\ngroup = 'ocr'", "f")
     assert good.rollout is not None
-    assert list(declaration_doubts(good, "f", (7, 8), {"n": good.rollout})) == []
+    assert list(declaration_warnings(good, "f", (7, 8), {"n": good.rollout})) == []
     text = """
         labels = { best = 6 }
         [rollout]
@@ -227,14 +231,14 @@ def test_doubts_are_about_what_is_allowed() -> None:
         group = "ocr"
     """
     bad = parse_toml(text, "f")
-    assert [each.message for each in declaration_doubts(bad, "f", (7, 8), {"n": good.rollout})] == [
+    assert [each.message for each in declaration_warnings(bad, "f", (7, 8), {"n": good.rollout})] == [
         "f: labels.best: version 6 has no directory; the label waits for it",
         "f: rollout.candidate: version 9 has no directory",
         "f: rollout.steps[2]: falls from 5% to 1%; steps should grow",
         "f: rollout.steps: differ from those of 'n', which is in the same group; give both the same steps",
     ]
     split = parse_toml("[rollout]\nsplit = {7 = 50, 8 = 30, 9 = 20}", "f")
-    assert [each.path for each in declaration_doubts(split, "f", (7, 8), {})] == ["rollout.split.9"]
+    assert [each.path for each in declaration_warnings(split, "f", (7, 8), {})] == ["rollout.split.9"]
 
 
 def test_what_is_no_declaration_is_refused(tmp_path: Path) -> None:

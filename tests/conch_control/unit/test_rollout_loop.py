@@ -20,7 +20,7 @@ from conch_control.rollout.guards import Counts
 from conch_control.rollout.rollout_file import Declaration, Rollout, parse_toml
 from conch_control.rollout.rollout_loop import LOOK_NS, RolloutLoop
 from conch_control.rollout.rollout_state import (
-    Call,
+    RolloutCommand,
     Select,
     State,
     Traffic,
@@ -166,7 +166,7 @@ def test_models_without_a_declaration_need_no_thread(site: Site) -> None:
     site.loop.declare("m", Declaration())
     site.loop.end("m", "loaded by others")
     assert not [thread for thread in threading.enumerate() if thread.name == "conch-rollout"]
-    for ask in (site.loop.status, lambda model: site.loop.call(model, Call.ABORT)):
+    for ask in (site.loop.status, lambda model: site.loop.call(model, RolloutCommand.ABORT)):
         with pytest.raises(NotFoundError, match="model 'm' has no rollout and no labels"):
             ask("m")
 
@@ -203,7 +203,7 @@ def test_while_baking_the_old_versions_last_step_is_the_measure(site: Site, serv
     site.loop.declare("m", DECLARED)
     site.settle()
     site.look()
-    site.loop.call("m", Call.PROMOTE)
+    site.loop.call("m", RolloutCommand.PROMOTE)
     assert site.settle().progress.state is State.BAKING
     status = site.look(bad=0.1)
     assert (server.routes["m"], status.progress.stable) == (Traffic(7), 7)
@@ -215,7 +215,7 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     first = Site(server, tmp_path)
     first.loop.declare("m", DECLARED, by_call=True)
     first.settle()
-    first.loop.call("m", Call.SET_WEIGHT, 1234)
+    first.loop.call("m", RolloutCommand.SET_WEIGHT, 1234)
     before = first.settle()
     route = server.routes["m"]
     assert first.loop.stop(PATIENCE_S)
@@ -252,7 +252,7 @@ def test_calls_declare_labels_and_rollouts(site: Site, server: FakeServer) -> No
     assert server.labels["m"] == {"best": 7, "stable": 7}
     with pytest.raises(FailedPreconditionError, match="the rollout of 'm' is STEP already"):
         site.loop.start("m", STARTED)
-    site.loop.call("m", Call.ABORT)
+    site.loop.call("m", RolloutCommand.ABORT)
     aborted = site.settle()
     with pytest.raises(
         FailedPreconditionError, match="holds version 8 out: aborted by a call; change its files"
@@ -282,7 +282,7 @@ def test_actions_that_fail_are_tried_again_in_their_order(
     site.settle()
     server.broken, server.done = 2, []
     with pytest.raises(RuntimeError, match="the registry is broken"):
-        site.loop.call("m", Call.ABORT)
+        site.loop.call("m", RolloutCommand.ABORT)
     site.loop.declare("n", DECLARED)
     server.wait_for("n", Traffic(7))  # other models go on
     site.look()
@@ -301,9 +301,9 @@ def test_models_of_a_group_share_a_number(site: Site, server: FakeServer) -> Non
     site.loop.declare("m", grouped)
     site.loop.declare("n", grouped)
     site.settle("m")
-    site.loop.call("m", Call.ABORT)
+    site.loop.call("m", RolloutCommand.ABORT)
     site.settle("m")
-    site.loop.call("m", Call.START, again=True)
+    site.loop.call("m", RolloutCommand.START, again=True)
     server.repository["n"].add(8)
     site.loop.declare("n", grouped)
     routes = [(site.settle(model), server.routes[model])[1] for model in ("m", "n")]
@@ -319,9 +319,9 @@ def test_without_a_state_directory_the_log_says_so_once(
     with caplog.at_level(logging.WARNING):
         site.loop.declare("m", DECLARED)
         site.settle()
-        site.loop.call("m", Call.ABORT)
+        site.loop.call("m", RolloutCommand.ABORT)
         site.settle()
-        site.loop.call("m", Call.START, again=True)
+        site.loop.call("m", RolloutCommand.START, again=True)
         site.settle()
     assert caplog.text.count("without --state-directory the progress of rollouts ends with this process") == 1
     assert site.loop.stop(PATIENCE_S)
@@ -344,6 +344,6 @@ def test_the_thread_wakes_when_the_old_version_has_been_kept_long_enough(server:
     server.serving["m"].add(8)
     loop = RolloutLoop(server, server, clock=time.monotonic_ns)
     loop.declare("m", parse_toml('[labels]\nstable = 7\n[rollout]\nkeep = "10ms"', "f"))
-    loop.call("m", Call.PROMOTE)
+    loop.call("m", RolloutCommand.PROMOTE)
     server.wait_for("m", Select(frozenset({8})))
     assert loop.stop(PATIENCE_S)

@@ -28,10 +28,10 @@ from conch_control.rollout.rollout_state import (
     LIVE,
     RESTING,
     Action,
-    Call,
     Progress,
     Publish,
     PublishLabels,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -99,16 +99,16 @@ class Driven:
                 self.versions[int(version[1:])] = sight(state)
             else:
                 del self.versions[int(version[1:])]
-        return self.do(self.plan.sees(self.versions, self.now))
+        return self.do(self.plan.take_states(self.versions, self.now))
 
     def wait(self, minutes: float) -> list[Action]:
         self.now += round(minutes * MINUTE)
         return self.do(self.plan.tick(self.now))
 
     def judge(self, verdict: Verdict) -> list[Action]:
-        return self.do(self.plan.judged(verdict, self.plan.window, self.now))
+        return self.do(self.plan.take_verdict(verdict, self.plan.window, self.now))
 
-    def call(self, call: Call, weight: int | None = None, again: bool = False) -> list[Action]:
+    def call(self, call: RolloutCommand, weight: int | None = None, again: bool = False) -> list[Action]:
         return self.do(self.plan.call(call, self.now, weight, again))
 
     def pass_step(self) -> None:
@@ -198,7 +198,7 @@ def test_steps_need_both_their_duration_and_a_passing_verdict() -> None:
     assert driven.shares == (7, 8, 5000)
     driven.judge(PASS)
     assert driven.shares == (7, 8, 5000)
-    driven.plan.judged(FAIL, driven.plan.window - 1, driven.now)
+    driven.plan.take_verdict(FAIL, driven.plan.window - 1, driven.now)
     driven.wait(10)
     assert driven.state is State.BAKING  # a verdict on the former window does not count
 
@@ -233,7 +233,7 @@ def test_a_failing_candidate_leaves_at_once_and_stays_out() -> None:
     with pytest.raises(
         FailedPreconditionError, match=r"holds version 8 out: errors 4\.1 %: fail; change its"
     ):
-        driven.call(Call.START)
+        driven.call(RolloutCommand.START)
     driven.look(v8="c")
     assert (driven.state, driven.plan.progress.number) == (State.LOADING, 2)
 
@@ -247,9 +247,9 @@ def test_one_sure_verdict_aborts() -> None:
 def test_start_again_retries_a_refused_candidate() -> None:
     driven = stepping()
     first = driven.traffic
-    driven.call(Call.ABORT)
+    driven.call(RolloutCommand.ABORT)
     driven.look(v8="b")
-    driven.call(Call.START, again=True)
+    driven.call(RolloutCommand.START, again=True)
     driven.look(v8="b ready")
     assert driven.shares == (7, 8, 500)
     assert driven.traffic is not None and first is not None and driven.traffic.salt != first.salt
@@ -258,7 +258,7 @@ def test_start_again_retries_a_refused_candidate() -> None:
 @pytest.mark.parametrize("bad", ["b", "b failed", "b other", "b backs off", ""])
 def test_a_candidate_in_trouble_leaves(bad: str) -> None:
     driven = stepping()
-    driven.call(Call.PAUSE)
+    driven.call(RolloutCommand.PAUSE)
     assert kinds(driven.look(v8=bad))[0] == "Publish"
     assert driven.traffic == Traffic(7)
     assert driven.state in (State.ABORTING, State.ABORTED)
@@ -305,43 +305,43 @@ def test_another_copy_of_stable_begins_a_window() -> None:
 
 def test_what_calls_do() -> None:
     driven = stepping()
-    driven.call(Call.PAUSE)
+    driven.call(RolloutCommand.PAUSE)
     driven.judge(PASS)
     driven.wait(60)
     assert (driven.state, driven.shares) == (State.PAUSED, (7, 8, 500))
-    driven.call(Call.RESUME)
+    driven.call(RolloutCommand.RESUME)
     driven.wait(10)
     assert driven.shares == (7, 8, 500)  # its window is a new one
-    driven.call(Call.SET_WEIGHT, 3000)
+    driven.call(RolloutCommand.SET_WEIGHT, 3000)
     assert (driven.state, driven.shares) == (State.PAUSED, (7, 8, 3000))
-    driven.call(Call.ADVANCE)
+    driven.call(RolloutCommand.ADVANCE)
     assert (driven.state, driven.shares) == (State.STEP, (7, 8, 5000))
-    driven.call(Call.PROMOTE)
+    driven.call(RolloutCommand.PROMOTE)
     assert (driven.state, driven.shares) == (State.BAKING, (8, None, 0))
     for weight in (-1, WHOLE + 1, None):
         with pytest.raises(InvalidArgumentError, match="weight: must be from 0 to 10000"):
-            stepping().call(Call.SET_WEIGHT, weight)
+            stepping().call(RolloutCommand.SET_WEIGHT, weight)
 
 
 def test_calls_that_the_state_does_not_allow_say_why() -> None:
     driven = Driven(v7="a ready")
     for call, text in {
-        Call.START: "the rollout of 'm' has no candidate: no version is above version 7",
-        Call.ABORT: "the rollout of 'm' is IDLE; there is nothing to abort",
-        Call.PAUSE: "the rollout of 'm' is IDLE; pause needs one at a step",
-        Call.ROLLBACK: "the rollout of 'm' has no previous version to go back to",
+        RolloutCommand.START: "the rollout of 'm' has no candidate: no version is above version 7",
+        RolloutCommand.ABORT: "the rollout of 'm' is IDLE; there is nothing to abort",
+        RolloutCommand.PAUSE: "the rollout of 'm' is IDLE; pause needs one at a step",
+        RolloutCommand.ROLLBACK: "the rollout of 'm' has no previous version to go back to",
     }.items():
         with pytest.raises(FailedPreconditionError) as raised:
             driven.call(call)
         assert raised.value.message == text
     with pytest.raises(FailedPreconditionError, match="is STEP; abort it instead"):
-        stepping().call(Call.ROLLBACK)
+        stepping().call(RolloutCommand.ROLLBACK)
     with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml; change it there"):
         driven.plan.declare(Declaration(), driven.now, by_call=True)
 
 
-@pytest.mark.parametrize("call", [Call.ABORT, Call.ROLLBACK])
-def test_while_the_old_version_is_kept_going_back_is_instant(call: Call) -> None:
+@pytest.mark.parametrize("call", [RolloutCommand.ABORT, RolloutCommand.ROLLBACK])
+def test_while_the_old_version_is_kept_going_back_is_instant(call: RolloutCommand) -> None:
     driven = baking()
     assert kinds(driven.call(call))[:2] == ["Publish", "PublishLabels"]
     assert (driven.state, driven.traffic, driven.labels) == (State.ABORTING, Traffic(7), {"stable": 7})
@@ -355,7 +355,7 @@ def test_later_it_is_loaded_beside_first() -> None:
     driven.wait(15)
     driven.look(v7="a")
     assert driven.state is State.DONE
-    driven.call(Call.ROLLBACK)
+    driven.call(RolloutCommand.ROLLBACK)
     assert (driven.state, driven.traffic) == (State.ROLLING_BACK, Traffic(8))
     assert driven.hold == {7, 8}
     driven.look(v7="a ready")
@@ -434,7 +434,7 @@ def test_a_split_stays_until_it_is_changed() -> None:
     with pytest.raises(
         FailedPreconditionError, match=r"has a fixed split; change rollout\.split in rollout\.toml"
     ):
-        driven.call(Call.PAUSE)
+        driven.call(RolloutCommand.PAUSE)
     assert driven.look(v7="a") == [Publish(None), PublishLabels({})]
     driven.do(driven.plan.declare(declared("[rollout]\nsplit = {8 = 90, 9 = 10}"), driven.now))
     assert (driven.traffic, driven.labels) == (Traffic(8), {"stable": 8})
@@ -502,7 +502,7 @@ def owned(places: Places, version: int) -> set[int]:
 
 def test_a_version_stays_held_out_when_its_rollout_is_deleted() -> None:
     driven = baking()
-    driven.call(Call.ROLLBACK)
+    driven.call(RolloutCommand.ROLLBACK)
     driven.look(v8="b")
     assert (driven.state, driven.out) == (State.ABORTED, {8})
     driven.do(driven.plan.declare(Declaration(), driven.now))
@@ -518,7 +518,7 @@ def test_models_of_a_group_give_one_key_one_side() -> None:
     for model in ("detect", "read"):
         plan = RolloutPlan(model, declared(text), next_number=lambda group, last: next(numbers))
         plan.start(0)
-        actions = plan.sees({7: sight("a ready"), 8: sight("b ready")}, 0)
+        actions = plan.take_states({7: sight("a ready"), 8: sight("b ready")}, 0)
         salts |= {action.traffic.salt for action in actions if isinstance(action, Publish) and action.traffic}
     assert len(salts) == 1
 
@@ -528,7 +528,7 @@ def test_a_changed_declaration_forgets_calls_but_no_verdicts() -> None:
     for verdict, state in ((None, State.STEP), (SURE, State.ABORTED)):
         driven = stepping()
         if verdict is None:
-            driven.call(Call.ABORT)
+            driven.call(RolloutCommand.ABORT)
         else:
             driven.judge(verdict)
         driven.do(driven.plan.declare(other, driven.now))
@@ -536,7 +536,7 @@ def test_a_changed_declaration_forgets_calls_but_no_verdicts() -> None:
         driven.look(v8="b ready")
         assert driven.state is state
     driven = stepping()
-    driven.call(Call.PAUSE)
+    driven.call(RolloutCommand.PAUSE)
     number = driven.plan.progress.number
     driven.do(driven.plan.declare(declared(STEPS + "\n# a comment"), driven.now))
     assert driven.state is State.PAUSED
@@ -557,7 +557,7 @@ def test_a_restart_begins_the_step_again_at_its_weight() -> None:
     restored.look(v7="a ready")
     assert restored.traffic == Traffic(7)
     with pytest.raises(FailedPreconditionError, match="waits for version 8 and stable to be ready"):
-        restored.call(Call.PROMOTE)
+        restored.call(RolloutCommand.PROMOTE)
     restored.look(v8="b ready")
     assert restored.traffic == driven.traffic
     restored.judge(PASS)
@@ -582,7 +582,7 @@ def test_progress_of_versions_that_are_gone_is_dropped_with_a_warning() -> None:
 
 def test_a_load_by_others_ends_the_rollout() -> None:
     driven = stepping()
-    driven.do(driven.plan.end("version 8 was loaded with another config", driven.now))
+    driven.do(driven.plan.end_rollout("version 8 was loaded with another config", driven.now))
     assert (driven.state, driven.traffic) == (State.ABORTING, Traffic(7))
     assert driven.plan.progress.reason == "version 8 was loaded with another config"
 
@@ -700,26 +700,26 @@ class AnyOrder(RuleBasedStateMachine):
         if verdict is not None:
             if verdict is PASS and not stale and plan.progress.state is State.STEP:
                 self.earned.windows |= {plan.progress.step}
-            self.driven.do(plan.judged(verdict, plan.window - stale, self.driven.now))
+            self.driven.do(plan.take_verdict(verdict, plan.window - stale, self.driven.now))
             self.check()
         self.driven.wait(minutes)
         self.check()
 
-    @rule(call=st.sampled_from(list(Call)), weight=st.integers(0, WHOLE), again=st.booleans())
-    def call(self, call: Call, weight: int, again: bool) -> None:
+    @rule(call=st.sampled_from(list(RolloutCommand)), weight=st.integers(0, WHOLE), again=st.booleans())
+    def call(self, call: RolloutCommand, weight: int, again: bool) -> None:
         try:
             self.driven.call(call, weight, again)
         except FailedPreconditionError:
             return
-        if call is Call.SET_WEIGHT:
+        if call is RolloutCommand.SET_WEIGHT:
             self.earned.called = weight
-        elif call in (Call.ADVANCE, Call.PROMOTE):
+        elif call in (RolloutCommand.ADVANCE, RolloutCommand.PROMOTE):
             self.earned.called = WHOLE
         self.check()
 
     @rule()
     def end(self) -> None:
-        self.driven.do(self.driven.plan.end("loaded with another config", self.driven.now))
+        self.driven.do(self.driven.plan.end_rollout("loaded with another config", self.driven.now))
         self.check()
 
     @rule()

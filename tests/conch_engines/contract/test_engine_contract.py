@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.backend_harness import Answer, Harness, one_batch
+from tests.support.backend_harness import Harness, HarnessAnswer, one_batch
 from tests.support.engines.engine import WIDTH, Engine, sample_rows
 from tests.support.engines.engine_models import spec_of, version_of
 from tests.support.servers import client_of, eventually, serving, tensor
@@ -78,7 +78,7 @@ def test_every_datatype_passes(engine: Engine, harness: Harness) -> None:
         )
         model = harness.load(load_backend(engine.backend), spec)
         data = extremes(datatype)
-        answer = Answer()
+        answer = HarnessAnswer()
         given = Tensor(engine.identity_names[0], datatype, shape, data)
         model.submit(InferenceRequest(datatype, "", {given.name: given}, answer.respond, 0))
         assert answer.one.error is None, (datatype, answer.one.error)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.backend_harness import Answer, Harness, one_batch, rows, strings, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, one_batch, rows, strings, tensor_specs
 from tests.support.waiting import PATIENCE_S
 
 from conch.backends import load_backend
-from conch.core.backend import Backend, BackendInstance, Outcome
+from conch.core.backend import Backend, BackendInstance, BatchOutcome
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import place
 from conch.core.scheduling.scheduler import Batch
@@ -232,7 +232,7 @@ def test_large_batches_keep_their_memory(harness: Harness, backend: Backend, way
     write(harness, adding([-1, width]))
     specs = tensor_specs(x=("FP32", (width,)), z=("FP32", (width,))), tensor_specs(y=("FP32", (width,)))
     model = harness.load(backend, spec_of(harness, *specs, batching=one_batch(4)))
-    answers: list[tuple[float, Answer]] = []
+    answers: list[tuple[float, HarnessAnswer]] = []
     for first in range(0, 20, 4):
         inputs = [{name: rows(row, width=width) for name in "xz"} for row in range(first, first + 4)]
         answers += zip(range(first, first + 4), harness.batch(model, inputs), strict=True)
@@ -286,11 +286,11 @@ def test_requests_of_a_model_without_batching_run_in_turn(
     loaded.close()
 
 
-def run(instance: BackendInstance, batch: Batch) -> Outcome:
-    outcomes: list[Outcome] = []
+def run(instance: BackendInstance, batch: Batch) -> BatchOutcome:
+    outcomes: list[BatchOutcome] = []
     arrived = threading.Event()
 
-    def done(_: Batch, outcome: Outcome) -> None:
+    def done(_: Batch, outcome: BatchOutcome) -> None:
         outcomes.append(outcome)
         arrived.set()
 

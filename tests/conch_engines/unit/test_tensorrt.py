@@ -414,8 +414,8 @@ def test_the_compute_capability_names_the_plan(
     assert harness.infer(model, {"A": rows(1), "B": rows(2)}).array("SUM").tolist() == [[3, 3]]
     with pytest.raises(UnavailableError, match=r"unable to find .*a100.plan' for model instance 'm'"):
         backend.check(spec)
-    assert not list(backend.doubts(spec))
-    assert "only GPU" in next(iter(backend.doubts(changed(spec, instance_groups=(InstanceGroup("m_0"),)))))
+    assert not list(backend.warnings(spec))
+    assert "only GPU" in next(iter(backend.warnings(changed(spec, instance_groups=(InstanceGroup("m_0"),)))))
 
 
 def test_an_engine_that_fails_says_why(

@@ -17,9 +17,9 @@ from conch_control.rollout.rollout_file import parse_toml
 from conch_control.rollout.rollout_plan import RolloutPlan
 from conch_control.rollout.rollout_state import (
     Action,
-    Call,
     Progress,
     Publish,
+    RolloutCommand,
     Save,
     Select,
     State,
@@ -27,7 +27,7 @@ from conch_control.rollout.rollout_state import (
     VersionSight,
 )
 from conch_control.rollout.state_file import SavedRollout
-from conch_fleet.fleet_view import Answer, FleetView, resumed
+from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
 
 MINUTE = 60_000_000_000
 LEASE = MINUTE
@@ -80,7 +80,7 @@ class Server:
         }
 
     def look(self, files: dict[int, str], now: int) -> None:
-        self.do(self.plan.sees(self.sights(files), now))
+        self.do(self.plan.take_states(self.sights(files), now))
 
     def load(self, files: dict[int, str], now: int, broken: bool) -> None:
         """Loads and unloads what is selected; a broken one can't load the newest version."""
@@ -128,7 +128,7 @@ class Fleet:
     def look(self) -> None:
         sights = self.view.sights(self.plan.progress)
         if sights is not None:
-            self.do(self.plan.sees(sights, self.now))
+            self.do(self.plan.take_states(sights, self.now))
 
     def tell(self, name: str) -> None:
         server = self.servers[name]
@@ -151,7 +151,7 @@ class Fleet:
                 for version, each in server.sights(self.files).items()
             )
             report = RolloutReport("m", "fleet", server.plan.progress.number, "")
-            answer = Answer.of(ManagedReport(report, server.plan.alarm, versions), self.view.files)
+            answer = ServerAnswer.of(ManagedReport(report, server.plan.alarm, versions), self.view.files)
             self.view.answered(name, answer)
         self.look()
 
@@ -179,7 +179,7 @@ class Fleet:
         ]
 
     def pass_step(self) -> None:
-        self.do(self.plan.judged(PASS, self.plan.window, self.now))
+        self.do(self.plan.take_verdict(PASS, self.plan.window, self.now))
         self.now += MINUTE
         self.do(self.plan.tick(self.now))
 
@@ -239,7 +239,7 @@ class AnyOrder(RuleBasedStateMachine):
         """The guards of one server abort, and the fleet hears of it."""
         fleet, server = self.fleet, self.fleet.servers[name]
         number, state = fleet.plan.progress.number, server.plan.progress.state
-        server.do(server.plan.judged(FAIL, server.plan.window, fleet.now))
+        server.do(server.plan.take_verdict(FAIL, server.plan.window, fleet.now))
         if state in TESTED and server.up and server.plan.progress.number == number:
             assert server.traffic is None or server.traffic.candidate is None
             tested, loaded = fleet.plan.progress.state in TESTED, bool(server.loaded)
@@ -257,9 +257,11 @@ class AnyOrder(RuleBasedStateMachine):
             server.do(server.plan.tick(self.fleet.now))
 
     @rule(
-        call=st.sampled_from([Call.ABORT, Call.ADVANCE, Call.PROMOTE, Call.ROLLBACK, Call.PAUSE, Call.RESUME])
+        call=st.sampled_from(["abort", "advance", "promote", "rollback", "pause", "resume"]).map(
+            RolloutCommand
+        )
     )
-    def call(self, call: Call) -> None:
+    def call(self, call: RolloutCommand) -> None:
         try:
             self.fleet.do(self.fleet.plan.call(call, self.fleet.now))
         except FailedPreconditionError:
@@ -385,7 +387,7 @@ def test_counters_are_sums_over_servers_and_their_lives() -> None:
 
     def answer(server: str, requests: int, failures: int, *latencies: int) -> None:
         version = ManagedVersion(2, True, True, counts=Counts(requests, failures, latencies))
-        view.answered(server, Answer("", 1, "", {2: version}))
+        view.answered(server, ServerAnswer("", 1, "", {2: version}))
 
     answer("a", 100, 10, 90)
     answer("b", 0, 0)

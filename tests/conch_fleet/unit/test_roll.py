@@ -13,7 +13,7 @@ from tests.support.profiles import scaled
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS
 from conch_control.remote_api.messages import UnreachableError
-from conch_fleet.fleet_state import Change, Sight, Step
+from conch_fleet.fleet_state import Change, RollStep, Sight
 from conch_fleet.placement_file import FleetServer, PlacementRules, Rule
 from conch_fleet.roll import Roll
 
@@ -29,7 +29,7 @@ class FakeServer:
     up: bool = True
     draining: bool = False
     serving: dict[str, int] = field(default_factory=dict)
-    running: list[Step] = field(default_factory=list)
+    running: list[RollStep] = field(default_factory=list)
 
 
 class FakeFleet:
@@ -46,14 +46,14 @@ class FakeFleet:
         for address in self.servers:
             self.look(address)
 
-    def take(self, steps: list[Step]) -> list[Step]:
+    def take(self, steps: list[RollStep]) -> list[RollStep]:
         for step in steps:
             self.servers[step.server].running.append(step)
         self.notes += [note.text for note in self.roll.notes if note.level >= logging.WARNING]
         self.roll.notes.clear()
         return steps
 
-    def look(self, address: str, *ended: tuple[Step, ConchError | None]) -> list[Step]:
+    def look(self, address: str, *ended: tuple[RollStep, ConchError | None]) -> list[RollStep]:
         server = self.servers[address]
         if not server.up:
             return self.take(self.roll.lost(address, "gone", ended, self.now))
@@ -61,15 +61,15 @@ class FakeFleet:
         sight = Sight(f"{address}{server.life}", serving, server.draining)
         return self.take(self.roll.seen(address, sight, ended, self.now))
 
-    def change(self, name: str, parts: tuple[str, ...] = ()) -> list[Step]:
+    def change(self, name: str, parts: tuple[str, ...] = ()) -> list[RollStep]:
         self.files[name] = self.files.get(name, 0) + 1
         return self.take(self.roll.want(name, parts, self.now))
 
-    def remove(self, name: str) -> list[Step]:
+    def remove(self, name: str) -> list[RollStep]:
         self.files.pop(name, None)
         return self.take(self.roll.drop(name, self.now))
 
-    def end(self, step: Step, error: ConchError | None = None) -> list[Step]:
+    def end(self, step: RollStep, error: ConchError | None = None) -> list[RollStep]:
         server = self.servers[step.server]
         server.running.remove(step)
         if error is None and server.up:
@@ -79,17 +79,17 @@ class FakeFleet:
                 server.serving[step.model] = self.files[step.model]
         return self.look(step.server, (step, error))
 
-    def wait(self, time: int) -> list[Step]:
+    def wait(self, time: int) -> list[RollStep]:
         self.now += time
         return self.take(self.roll.tick(self.now))
 
-    def kill(self, address: str) -> list[Step]:
+    def kill(self, address: str) -> list[RollStep]:
         server = self.servers[address]
         server.up, server.serving = False, {}
         ended, server.running = server.running, []
         return self.look(address, *((step, UnreachableError("broken")) for step in ended))
 
-    def restart(self, address: str, **serving: int) -> list[Step]:
+    def restart(self, address: str, **serving: int) -> list[RollStep]:
         server = self.servers[address]
         server.up, server.draining, server.serving = True, False, dict(serving)
         server.life += 1
@@ -108,7 +108,7 @@ class FakeFleet:
         return {a: s.serving[name] for a, s in self.servers.items() if s.up and name in s.serving}
 
 
-def where(steps: list[Step]) -> list[tuple[str, str, str]]:
+def where(steps: list[RollStep]) -> list[tuple[str, str, str]]:
     return [(step.kind, step.server, step.model) for step in steps]
 
 

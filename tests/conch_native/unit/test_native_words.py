@@ -159,7 +159,7 @@ def _small_responses(first: int, count: int, events: list[Event]) -> SmallRespon
     """Result that `read_small_responses` should have, from events as `read_events` reads them."""
     numbers = list(range(first, first + count))
     small = sorted((each for each in events if isinstance(each, SmallResponse)), key=lambda each: each.number)
-    released = [each.number for each in events if isinstance(each, Released) and not each.again]
+    released = [each.number for each in events if isinstance(each, Released) and not each.runs_again]
     if [each.number for each in small] != numbers or sorted(set(released)) != numbers:
         return None
     if len(events) != count + len(released):

@@ -20,7 +20,7 @@ from tests.support.waiting import given_time
 
 from conch_tools.connection import parse_url
 from conch_tools.perf.load.coordinator import LoadOutcome, run_load
-from conch_tools.perf.load.load_process import Plan
+from conch_tools.perf.load.load_process import LoadPlan
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.measure.results import Load
 from conch_tools.perf.measure.slices import Slice
@@ -53,7 +53,7 @@ def test_a_process_that_is_lost_is_told_of_and_the_others_count(number: signal.S
         return len(ends[-1][0].lost) == 1  # the other process has ended in time
 
     with http_peer(answer) as peer:
-        plan = Plan(
+        plan = LoadPlan(
             parse_url(f"http://127.0.0.1:{peer.port}"),
             "/",
             streams=False,

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from conch_tools.connection import Endpoint
-from conch_tools.perf.load.calls import Call
+from conch_tools.perf.load.calls import LoadCall
 from conch_tools.perf.load.http1_client import ERROR_EVENT, MALFORMED, Http1Client
 from conch_tools.perf.load.ready_requests import ReadyRequest
 
@@ -29,13 +29,13 @@ class _Ended:
         self.times: list[int] = []
         self.texts: list[str] = []
 
-    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+    def call_ended(self, call: LoadCall, error: str, now_ns: int) -> None:
         self.errors.append(error)
 
     def explained(self, error: str, text: str) -> None:
         self.texts.append(text)
 
-    def responded(self, call: Call, now_ns: int) -> None:
+    def responded(self, call: LoadCall, now_ns: int) -> None:
         self.times.append(now_ns)
 
 
@@ -84,7 +84,7 @@ def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[
     peer, ended = _Peer("http", "", 0), _Ended()
     client = Http1Client(peer, "/", ended)
     with closing(peer.end), closing(client):  # type: ignore[attr-defined]
-        call = Call(ReadyRequest(b"{}"), 0, keeps=True)
+        call = LoadCall(ReadyRequest(b"{}"), 0, keeps=True)
         client.send(call, 1)
         client.flush(1)
         for now_ns, at in enumerate(range(0, len(response), piece), 2):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch_tools.perf.load.calls import Call
+from conch_tools.perf.load.calls import LoadCall
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
 from conch_tools.perf.measure.results import Generator, Load, Point
@@ -22,7 +22,7 @@ _SENT_NS = 1000
 def test_times_of_a_stream(gaps: list[int]) -> None:
     counts = Slice(0)
     recorder = Recorder(0, counts.add)
-    call = Call(ReadyRequest(b""), _SENT_NS)
+    call = LoadCall(ReadyRequest(b""), _SENT_NS)
     call.sent_ns = now = _SENT_NS
     recorder.sent(now, now)
     times = []

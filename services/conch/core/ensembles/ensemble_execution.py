@@ -25,8 +25,8 @@ from conch.core.clock import Clock
 from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
-from conch.core.ensembles.flow import Answer, Correlation, Flow, FlowError, Run
-from conch.core.ensembles.plan import Plan
+from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, FlowError, Run
+from conch.core.ensembles.plan import EnsemblePlan
 from conch.core.errors import (
     ERRORS_BY_CODE,
     CancelledError,
@@ -47,11 +47,11 @@ class Owner(Protocol):
 
     admission: Admission
     clock: Clock
-    plan: Plan
+    plan: EnsemblePlan
     fitting: Fitting
     statistics: ModelStatistics
 
-    def answer(self, request: InferenceRequest, answer: Answer) -> None:
+    def answer(self, request: InferenceRequest, answer: EnsembleAnswer) -> None:
         """Sends an answer of a request."""
 
     def ended(self, execution: EnsembleExecution) -> None:
@@ -71,7 +71,7 @@ class EnsembleExecution:
         )
         self._lock = threading.Lock()  # guards all below, and the flow
         self._children: dict[InferenceRequest, Run] = {}
-        self._outbox: deque[Run | Answer] = deque()
+        self._outbox: deque[Run | EnsembleAnswer] = deque()
         self._emptying = False
         self._cancels = False
         self._ended = False
@@ -131,7 +131,7 @@ class EnsembleExecution:
         for child in children:
             self._owner.admission.cancel(child)
 
-    def _shown(self, error: Exception) -> ConchError:
+    def _client_error(self, error: Exception) -> ConchError:
         if not isinstance(error, ConchError):
             log.error("a step of ensemble '%s' could not be run", self.request.model_name, exc_info=error)
         sentence = f"{self.request.log_prefix}the request could not be handled"
@@ -175,7 +175,7 @@ class EnsembleExecution:
                 if type(item) is Run and self._flow.over:
                     self._flow.drop(item)
                     continue
-            if type(item) is Answer:
+            if type(item) is EnsembleAnswer:
                 if isinstance(item.error, FlowError):
                     item.error = self._of_step(item.error)
                 self._owner.answer(self.request, item)
@@ -191,7 +191,7 @@ class EnsembleExecution:
 
         def then(error: ConchError | None) -> None:
             if error is not None:
-                self._step_failed(run, self._shown(error), True)
+                self._step_failed(run, self._client_error(error), True)
                 return
             with self._lock:
                 self._outbox.append(run)
@@ -203,7 +203,7 @@ class EnsembleExecution:
         try:
             cold.wait(then, 0, self.request.deadline_ns, self.request.priority).start()
         except ConchError as error:
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
 
     def _submit(self, run: Run, may_claim: bool) -> InlineClaim | None:
         """Submits a step to its model; returns the caller's claim, if any."""
@@ -214,7 +214,7 @@ class EnsembleExecution:
             self._wait(run, cold)
             return None
         except Exception as error:  # boundary: tensors of models, which may not fit their shapes
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
             return None
         with self._lock:
             self._children[child] = run
@@ -229,7 +229,7 @@ class EnsembleExecution:
         except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)
-            self._step_failed(run, self._shown(error), True)
+            self._step_failed(run, self._client_error(error), True)
             return None
         if self._cancels:
             owner.admission.cancel(child)  # the others were cancelled before the model had this one

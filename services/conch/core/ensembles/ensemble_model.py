@@ -12,8 +12,8 @@ from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.ensembles.ensemble_execution import EnsembleExecution
 from conch.core.ensembles.fitting import Fitting, fitted
-from conch.core.ensembles.flow import Answer, Correlation
-from conch.core.ensembles.plan import Plan
+from conch.core.ensembles.flow import Correlation, EnsembleAnswer
+from conch.core.ensembles.plan import EnsemblePlan
 from conch.core.errors import CancelledError, ConchError
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import RUNNING, ModelStatistics, RequestEnd
@@ -41,7 +41,9 @@ class EnsembleModel:
         clock: Monotonic time in nanoseconds.
     """
 
-    def __init__(self, spec: ModelSpec, plan: Plan, registry: Registry, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self, spec: ModelSpec, plan: EnsemblePlan, registry: Registry, clock: Clock = monotonic_ns
+    ) -> None:
         self.spec = spec
         self.statistics = ModelStatistics(self._gauges)
         self.version_text = str(spec.version)
@@ -116,7 +118,7 @@ class EnsembleModel:
         return False
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """None: sequences live in its models."""
         return 0
 
@@ -145,7 +147,7 @@ class EnsembleModel:
             executions = list(self._open.values())
         return sum(execution.fail(error) for execution in executions)
 
-    def answer(self, request: InferenceRequest, answer: Answer) -> None:
+    def answer(self, request: InferenceRequest, answer: EnsembleAnswer) -> None:
         """Sends an answer of a request; see `Owner`."""
         response = (
             None if answer.outputs is None and answer.error is None else self._response(request, answer)
@@ -161,7 +163,7 @@ class EnsembleModel:
             if self._closing and not self._open:
                 self._drained.notify_all()
 
-    def _response(self, request: InferenceRequest, answer: Answer) -> InferenceResponse:
+    def _response(self, request: InferenceRequest, answer: EnsembleAnswer) -> InferenceResponse:
         if answer.outputs is None:
             return InferenceResponse([], answer.error)
         ranks = self._ranks

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from conch.core.admission import Admission
 from conch.core.ensembles.flow import Run
-from conch.core.ensembles.plan import Plan
+from conch.core.ensembles.plan import EnsemblePlan
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.request import InferenceRequest, Responder
 from conch.core.servable import Servable
@@ -53,7 +53,7 @@ class _Side:
 class Fitting:
     """Makes the requests of an ensemble's steps; `admission` resolves their models."""
 
-    def __init__(self, plan: Plan, admission: Admission) -> None:
+    def __init__(self, plan: EnsemblePlan, admission: Admission) -> None:
         self._plan = plan
         self._admission = admission
         self._sides: dict[int, _Side] = {}

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from conch.core.ensembles.plan import Plan, Selection, Step
+from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
@@ -88,7 +88,7 @@ class Run:
 
     def __init__(
         self,
-        step: Step,
+        step: ModelStep,
         inputs: dict[str, Tensor],
         wanted: tuple[tuple[str, str], ...],
         correlation: Correlation,
@@ -101,7 +101,7 @@ class Run:
         self._iteration = iteration
 
 
-class Answer:
+class EnsembleAnswer:
     """A response for the client.
 
     Attributes:
@@ -132,19 +132,19 @@ class _Iteration:
     Attributes:
         maker: Number of the decoupled step that made it; -1 for the request's.
         above: The iteration in which that step ran.
-        held: Tensors, None for absent ones, with their sequences, until their last use.
+        tensors: Tensors, None for absent ones, with their sequences, until their last use.
         uses: Remaining uses of each tensor.
         awaited: Missing tensors of steps that have some, by step number.
         unset: Number of outputs not settled.
         busy: Number of runs, iterations below, and responses waiting to open one.
     """
 
-    __slots__ = ("above", "awaited", "busy", "held", "maker", "unset", "uses")
+    __slots__ = ("above", "awaited", "busy", "maker", "tensors", "unset", "uses")
 
     def __init__(self, maker: int, above: _Iteration | None, unset: int) -> None:
         self.maker = maker
         self.above = above
-        self.held: dict[str, tuple[Tensor | None, Correlation]] = {}
+        self.tensors: dict[str, tuple[Tensor | None, Correlation]] = {}
         self.uses: dict[str, int] = {}
         self.awaited: dict[int, int] = {}
         self.unset = unset
@@ -171,7 +171,9 @@ class Flow:
         over: True if the last answer is made; runs may still be in flight.
     """
 
-    def __init__(self, plan: Plan, requested: tuple[str, ...] | None, correlation: Correlation) -> None:
+    def __init__(
+        self, plan: EnsemblePlan, requested: tuple[str, ...] | None, correlation: Correlation
+    ) -> None:
         self._plan = plan
         self._selection: Selection = plan.select(requested)
         self._correlation = correlation
@@ -180,7 +182,7 @@ class Flow:
         self._inflight: dict[int, int] = {}
         self._waiting: dict[int, deque[_Waiting]] = {}
         self._runs: list[Run] = []
-        self._answers: list[Answer] = []
+        self._answers: list[EnsembleAnswer] = []
         self.over = False
 
     @property
@@ -199,11 +201,11 @@ class Flow:
         return self._inflight
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Number of the request's own tensors, and of responses that wait, which are held."""
-        return len(self._top.held) + sum(map(len, self._waiting.values()))
+        return len(self._top.tensors) + sum(map(len, self._waiting.values()))
 
-    def take(self) -> tuple[list[Run], list[Answer]]:
+    def take(self) -> tuple[list[Run], list[EnsembleAnswer]]:
         """Takes the steps to run and the answers to send since the last call."""
         taken = self._runs, self._answers
         self._runs, self._answers = [], []
@@ -213,7 +215,7 @@ class Flow:
         """Starts with the inputs of the request."""
         for name in self._plan.inputs:
             self._settle(self._top, name, inputs.get(name), self._correlation)
-        self._leave(self._top)
+        self._end_work_in(self._top)
         self._conclude()
 
     def respond(
@@ -247,7 +249,7 @@ class Flow:
             else:
                 self._settle_all(run, run._iteration, made, correlation)
         if final:
-            self._leave(run._iteration)
+            self._end_work_in(run._iteration)
         self._conclude()
 
     def drop(self, run: Run) -> None:
@@ -258,7 +260,7 @@ class Flow:
         """Answers with an error unless the flow is over; no further step runs."""
         if self.over:
             return
-        self._answers.append(Answer(None, self._correlation, error, True))
+        self._answers.append(EnsembleAnswer(None, self._correlation, error, True))
         self._end()
 
     def _take_answer(self, answer: _Waiting) -> None:
@@ -276,7 +278,7 @@ class Flow:
         self._inflight[step] = self._inflight.get(step, 0) + 1
         iteration = _Iteration(step, run._iteration, len(self._selection.outputs))
         self._settle_all(run, iteration, answer.outputs, answer.correlation)
-        self._leave(iteration)
+        self._end_work_in(iteration)
 
     def _settle_all(
         self, run: Run, iteration: _Iteration, made: dict[str, Tensor], correlation: Correlation
@@ -292,7 +294,7 @@ class Flow:
         uses = selection.uses.get(name)
         if not uses:
             return
-        iteration.held[name] = tensor, correlation
+        iteration.tensors[name] = tensor, correlation
         iteration.uses[name] = uses
         consumers = selection.consumers.get(name, ())
         for step in consumers:
@@ -305,11 +307,11 @@ class Flow:
             if not iteration.unset:
                 self._answer(iteration)
 
-    def _run(self, iteration: _Iteration, step: Step) -> None:
+    def _run(self, iteration: _Iteration, step: ModelStep) -> None:
         inputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name, source in step.inputs:
-            tensor, own = iteration.held[source]
+            tensor, own = iteration.tensors[source]
             if tensor is not None:
                 inputs[name] = tensor
             if own != self._correlation:
@@ -325,22 +327,22 @@ class Flow:
         outputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name in self._selection.outputs:
-            tensor, own = iteration.held[name]
+            tensor, own = iteration.tensors[name]
             if tensor is not None:
                 outputs[name] = tensor
             if own != self._correlation:
                 correlation = own
             self._use(iteration, name)
-        self._answers.append(Answer(outputs, correlation))
+        self._answers.append(EnsembleAnswer(outputs, correlation))
 
     @staticmethod
     def _use(iteration: _Iteration, name: str) -> None:
         """Counts a use of a tensor, and drops it after the last one."""
         iteration.uses[name] -= 1
         if not iteration.uses[name]:
-            del iteration.held[name], iteration.uses[name]
+            del iteration.tensors[name], iteration.uses[name]
 
-    def _leave(self, iteration: _Iteration) -> None:
+    def _end_work_in(self, iteration: _Iteration) -> None:
         """Ends some work in an iteration; ends the iteration, and those above, if it was the last."""
         current: _Iteration | None = iteration
         while current is not None:
@@ -365,7 +367,7 @@ class Flow:
             if self._answers:
                 self._answers[-1].final = True
             else:
-                self._answers.append(Answer(None, self._correlation, None, True))
+                self._answers.append(EnsembleAnswer(None, self._correlation, None, True))
             self._end()
 
     def _open_waiting(self) -> None:
@@ -382,9 +384,9 @@ class Flow:
         self.over = True
         self._waiting.clear()
         # Runs in flight keep their iterations, whose tensors have no more use.
-        self._top.held.clear()
+        self._top.tensors.clear()
         for run in self._running:
             iteration: _Iteration | None = run._iteration
             while iteration is not None:
-                iteration.held.clear()
+                iteration.tensors.clear()
                 iteration = iteration.above

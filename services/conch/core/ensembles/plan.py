@@ -17,7 +17,7 @@ _MOST_SELECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ModelStep:
     """One model of an ensemble.
 
     Attributes:
@@ -50,13 +50,13 @@ class Selection:
     """
 
     outputs: tuple[str, ...]
-    consumers: Mapping[str, tuple[Step, ...]]
+    consumers: Mapping[str, tuple[ModelStep, ...]]
     uses: Mapping[str, int]
     awaited: Mapping[int, int]
     wanted: Mapping[int, tuple[tuple[str, str], ...]]
 
 
-class Plan:
+class EnsemblePlan:
     """The steps of an ensemble and the tensors between them.
 
     Args:
@@ -78,7 +78,7 @@ class Plan:
         name: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
-        steps: Sequence[Step],
+        steps: Sequence[ModelStep],
         max_inflight: int = 0,
     ) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Plan:
         self._check_scopes()
         self._selections: Table[tuple[str, ...] | None, Selection] = Table(_MOST_SELECTIONS)
 
-    def maker(self, tensor: str) -> tuple[Step, str] | None:
+    def maker(self, tensor: str) -> tuple[ModelStep, str] | None:
         """The step and output that make a tensor; None for an input of the ensemble."""
         step = self._maker.get(tensor)
         if step is None:
@@ -108,7 +108,7 @@ class Plan:
 
     def _select(self, outputs: tuple[str, ...]) -> Selection:
         needed = {*outputs}
-        steps: set[Step] = set()
+        steps: set[ModelStep] = set()
         unseen = list(outputs)
         while unseen:
             step = self._maker.get(unseen.pop())
@@ -118,7 +118,7 @@ class Plan:
             inputs = {tensor for _, tensor in step.inputs}
             unseen += inputs - needed
             needed |= inputs
-        consumers: dict[str, tuple[Step, ...]] = {}
+        consumers: dict[str, tuple[ModelStep, ...]] = {}
         for step in self.steps:
             if step in steps:
                 for tensor in dict.fromkeys(tensor for _, tensor in step.inputs):
@@ -149,7 +149,7 @@ class Plan:
             )
         return found.pop() if found else 0
 
-    def _named_after(self, step: Step) -> str:
+    def _named_after(self, step: ModelStep) -> str:
         """The model by which Triton names a step: the first that describes the step's output."""
         tensor = next((tensor for _, tensor in step.outputs), "")
         if tensor in (*self.inputs, *self.outputs):
@@ -162,10 +162,10 @@ class Plan:
         return next(described, step.model_name)
 
 
-def in_order(steps: Iterable[Step], inputs: Iterable[str]) -> list[Step]:
+def in_order(steps: Iterable[ModelStep], inputs: Iterable[str]) -> list[ModelStep]:
     """Sorts steps after those that make their inputs, without steps that lack an input for ever."""
     known = {*inputs}
-    ordered: list[Step] = []
+    ordered: list[ModelStep] = []
     waiting = list(steps)
     while True:
         ready = [step for step in waiting if known.issuperset(tensor for _, tensor in step.inputs)]

@@ -122,7 +122,7 @@ class LimitedSelector(BatchSelector):
             return None
         # One that asks for resources would keep them, once granted, from available ones: it is checked when
         # its batch is finished.
-        return limits.choose([one for one in candidates if limits.asks(one) or available(one)])
+        return limits.choose([one for one in candidates if limits.needs_grant(one) or available(one)])
 
 
 class NamedSelector(LimitedSelector):

@@ -74,5 +74,7 @@ class Closing:
 
     def _is_drained(self) -> bool:
         scheduler = self._runner.scheduler
-        unfinished = scheduler.pending or scheduler.held or self._expiry.incomplete or self._tracker.count
-        return self._instances.all_rest and not unfinished
+        active = (
+            scheduler.pending or scheduler.live_sequences or self._expiry.incomplete or self._tracker.count
+        )
+        return self._instances.all_rest and not active

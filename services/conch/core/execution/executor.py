@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from conch.core.backend import BackendInstance, Done, Outcome, Pending
+from conch.core.backend import BackendInstance, BatchOutcome, Done, Pending
 from conch.core.clock import Clock
 from conch.core.errors import (
     CancelledError,
@@ -110,10 +110,10 @@ class Executor:
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
         """Runs a batch on an instance and completes its requests; they fail if the model raises."""
-        outcomes: list[Outcome] = []
+        outcomes: list[BatchOutcome] = []
         arrived = threading.Event()
 
-        def done(_: Batch, outcome: Outcome) -> None:
+        def done(_: Batch, outcome: BatchOutcome) -> None:
             outcomes.append(outcome)
             arrived.set()
 
@@ -142,7 +142,7 @@ class Executor:
                 self._shaper.shape_inputs(request)
         if self._decoupled:
             batch.execution = self.tracker.begin(batch)
-        outcome: Outcome | Pending
+        outcome: BatchOutcome | Pending
         try:
             outcome = batch.runs_on.start(batch, done)
         except BaseException as error:  # boundary: models, one of which may call sys.exit()
@@ -160,7 +160,7 @@ class Executor:
         self.finish(batch, outcome)
         return True
 
-    def finish(self, batch: Batch, outcome: Outcome) -> None:
+    def finish(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Shapes, counts and sends the responses of a batch that has run; never raises."""
         try:
             requests, execution = batch.requests, batch.execution
@@ -310,7 +310,7 @@ class Executor:
         except Exception:  # boundary: backends
             log.exception("an instance of model '%s' was not notified of a cancellation", self._spec.name)
 
-    def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
+    def _checked(self, batch: Batch, outcome: BatchOutcome) -> Sequence[InferenceResponse | None]:
         """Checks that there is one response, or None, for each request."""
         if outcome is None:
             return [None] * len(batch.requests)
@@ -374,16 +374,16 @@ class Executor:
         try:
             self._shaper.shape_response(request, response)
         except Exception as error:  # boundary: models, whose outputs may not fit their shapes
-            response.error = self._shown(error)
+            response.error = self._client_error(error)
             response.outputs = []
 
-    def _shown(self, error: BaseException) -> ConchError:
+    def _client_error(self, error: BaseException) -> ConchError:
         if not isinstance(error, ConchError):
             log.error("model '%s' failed to execute", self._spec.name, exc_info=error)
         return as_conch_error(error)
 
     def _failures(self, batch: Batch, error: BaseException) -> _Failures:
-        shown = without_traceback(self._shown(error))
+        shown = without_traceback(self._client_error(error))
         if batch.execution is not None:
             batch.execution.fail()
         for request in batch.requests:

@@ -39,7 +39,7 @@ class ExpiryThread:
         self.incomplete = 0
         self.wakes_ns = NEVER
 
-    def look(self, now_ns: int) -> bool:
+    def take_expired(self, now_ns: int) -> bool:
         """Takes expired requests out of the queue, under the lock; whether there were any."""
         expired = self._scheduler.expired(now_ns)
         if not expired:

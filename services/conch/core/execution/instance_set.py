@@ -127,7 +127,7 @@ class InstanceSet:
                 limits.remove(removed)
             runner.wake_if_due(runner.clock())
         if limits is not None:
-            limits.settle()
+            limits.return_unused_grants()
         return removed
 
     def wait_gone(self, instances: Sequence[BackendInstance]) -> None:

@@ -52,18 +52,18 @@ class RateLimiter:
         with self._lock:
             return self._resources.ask(grants)
 
-    def release(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
+    def release_grant(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
         """Releases what a batch needed; see `ResourceScheduler.release`.
 
         Returns the grants that the caller has to `notify`, except the same one.
         """
         with self._lock:
-            return self._resources.release(grant, again)
+            return self._resources.release_grant(grant, again)
 
-    def give_back(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
+    def return_grants(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
         """Gives back unneeded grants; returns those that the caller has to `notify`."""
         with self._lock:
-            return self._resources.give_back(grants)
+            return self._resources.return_grants(grants)
 
     def notify(self, granted: Iterable[ResourceGrant]) -> None:
         """Notifies models of their grants; called with no model's lock held."""
@@ -85,7 +85,7 @@ class RateLimiter:
             return dict(self._resources.capacity)
 
     @property
-    def held(self) -> int:
+    def units_in_use(self) -> int:
         """Units of all resources that are held."""
         with self._lock:
             return sum(self._resources.used.values())

@@ -62,9 +62,9 @@ class ResourceLimits:
         """Uses a grant that is held now; called by the thread that freed the resources."""
         with self._runner.lock:
             self._runner.wake_if_due(self._runner.clock())
-        self.settle()
+        self.return_unused_grants()
 
-    def settle(self) -> None:
+    def return_unused_grants(self) -> None:
         """Gives back resources of instances that have nothing to run any more; notifies other models."""
         runner = self._runner
         with runner.lock:
@@ -95,12 +95,12 @@ class ResourceLimits:
         if instance in self._grants:
             self.asking.discard(self._grants[instance])
 
-    def release(self, instance: BackendInstance, again: bool) -> None:
+    def release_instance(self, instance: BackendInstance, again: bool) -> None:
         """Releases the grant of an instance after its batch, and asks `again` if more is due."""
         grant = self._grants.get(instance)
         if grant is None:
             return
-        granted = self._limiter.release(grant, again)
+        granted = self._limiter.release_grant(grant, again)
         if again:
             self.asking.add(grant)
         self._to_notify += [other for other in granted if other is not grant]
@@ -110,21 +110,21 @@ class ResourceLimits:
         unneeded = self.asking - {self._grants[one] for one in needed if one in self._grants}
         self.asking -= unneeded
         if unneeded:
-            self._to_notify += self._limiter.give_back(unneeded)
+            self._to_notify += self._limiter.return_grants(unneeded)
         return bool(unneeded)
 
     def remove(self, instances: Iterable[BackendInstance]) -> None:
         """Gives back what removed instances ask for."""
         grants = self.asking.intersection(self._grants[one] for one in instances if one in self._grants)
         self.asking -= grants
-        self._to_notify += self._limiter.give_back(grants)
+        self._to_notify += self._limiter.return_grants(grants)
 
     def may_run(self, instance: BackendInstance) -> bool:
         """True if an idle instance holds its grant, needs none or has requested none yet."""
         grant = self._grants.get(instance)
         return grant is None or grant.state is not GrantState.WAITING
 
-    def asks(self, instance: BackendInstance) -> bool:
+    def needs_grant(self, instance: BackendInstance) -> bool:
         """True if an idle instance waits for a grant or holds one."""
         grant = self._grants.get(instance)
         return grant is not None and grant.state is not GrantState.RESTING

@@ -54,7 +54,7 @@ class ResponseOrder:
 
     def _add(self, place: _Place, kept: _Response) -> None:
         with self._lock:
-            place.kept.append(kept)
+            place.responses.append(kept)
             if self._forwarding or not self._places or self._places[0] is not place:
                 return  # forwarded by the forwarding thread, or once the place is at the head
             self._forwarding = True
@@ -72,7 +72,7 @@ class ResponseOrder:
         with self._lock:
             while places:
                 place = places[0]
-                kept = place.kept
+                kept = place.responses
                 if not kept:
                     break
                 done = False
@@ -91,12 +91,12 @@ class ResponseOrder:
 class _Place:
     """One request's place: a responder that keeps responses until it is at the head."""
 
-    __slots__ = ("_order", "kept", "responder")
+    __slots__ = ("_order", "responder", "responses")
 
     def __init__(self, order: ResponseOrder, responder: Responder) -> None:
         self._order = order
         self.responder = responder
-        self.kept: list[_Response] = []
+        self.responses: list[_Response] = []
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         self._order._add(self, (request, response, final))

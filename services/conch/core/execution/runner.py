@@ -77,7 +77,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
-from conch.core.backend import BackendInstance, Outcome
+from conch.core.backend import BackendInstance, BatchOutcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
@@ -121,7 +121,7 @@ class _Thread(threading.local):
     """
 
     bypasses: bool = False
-    received: deque[tuple[Runner, Batch, Outcome]] | None = None
+    received: deque[tuple[Runner, Batch, BatchOutcome]] | None = None
 
 
 _thread = _Thread()
@@ -199,9 +199,9 @@ class Runner(RunnerBase):
             return self.scheduler.pending
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences."""
-        return self.scheduler.held
+        return self.scheduler.live_sequences
 
     @property
     def fast(self) -> bool:
@@ -216,7 +216,7 @@ class Runner(RunnerBase):
     def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence without a further request, if there is one."""
         with self.lock:
-            self.scheduler.end(correlation_id)
+            self.scheduler.end_sequence(correlation_id)
             self.wake_if_due(self.clock())  # its slot may let others run
             self.closing.check()
         self.settle_limits()
@@ -333,7 +333,7 @@ class Runner(RunnerBase):
     def settle_limits(self) -> None:
         """Settles the limits, after requests have left the queue without running; without the lock."""
         if self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
 
     def check_drained(self) -> bool:
         """See `Closing.check`; for the parts, which know only a `RunnerBase`."""
@@ -353,7 +353,7 @@ class Runner(RunnerBase):
                 batch = self._take(now, True, True)
                 if batch is not None:
                     return batch
-                if self.closing.begun and not (self.scheduler.pending or self.scheduler.held):
+                if self.closing.begun and not (self.scheduler.pending or self.scheduler.live_sequences):
                     self.closing.check()
                     return None
                 self.threads.sleep(woken, now, self._later_ns)
@@ -364,7 +364,7 @@ class Runner(RunnerBase):
         With `wake`, a thread is woken for other idle instances that block: short batches run sooner one after
         the other. With `sleeps`, the caller sleeps until `_later_ns` if there is nothing to run.
         """
-        if self._expiries.next_ns <= now and not self.expiry.look(now):
+        if self._expiries.next_ns <= now and not self.expiry.take_expired(now):
             self.closing.check()  # the last sequence may have ended
         if not self._idle or not self.scheduler.pending:
             self._later_ns = NEVER
@@ -406,7 +406,7 @@ class Runner(RunnerBase):
         claimed = False
         while batch is not None:
             if self.limits is not None:
-                self.limits.settle()
+                self.limits.return_unused_grants()
             # 1.
             ran = self._executor.start(batch, self._done)
             with self.lock:
@@ -426,14 +426,14 @@ class Runner(RunnerBase):
                 if batch is None and self.closing.begun:
                     self.closing.check()
         if self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
         return claimed
 
     def _is_due(self, now: int) -> bool:
         due = self._due_ns(now) if self._idle else None
         return due is not None and due <= now
 
-    def _done(self, batch: Batch, outcome: Outcome) -> None:
+    def _done(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Finishes a batch whose `start` has not returned the outcome: after one that the thread finishes."""
         if batch.settled:
             return
@@ -448,7 +448,7 @@ class Runner(RunnerBase):
         finally:
             _thread.received = None
 
-    def finish(self, batch: Batch, outcome: Outcome) -> None:
+    def finish(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Settles the requests of a batch, and starts what is due then."""
         self._executor.finish(batch, outcome)
         following: Batch | None = None
@@ -464,7 +464,7 @@ class Runner(RunnerBase):
         if following is not None:
             self._run_batches(following, None)
         elif self.limits is not None:
-            self.limits.settle()
+            self.limits.return_unused_grants()
 
     def _release_batch(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
@@ -483,10 +483,10 @@ class Runner(RunnerBase):
         idle = instances.give_back(instance)
         if self.limits is not None:
             assert self.selector is not None, "limits come with a selector"
-            self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
+            self.limits.release_instance(instance, idle and self.selector.has_use_for(instance, now))
 
 
-def _finish_all(received: deque[tuple[Runner, Batch, Outcome]]) -> None:
+def _finish_all(received: deque[tuple[Runner, Batch, BatchOutcome]]) -> None:
     """Finishes batches one after the other, and those whose outcomes come meanwhile."""
     while received:
         runner, batch, outcome = received.popleft()

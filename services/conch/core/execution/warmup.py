@@ -171,7 +171,7 @@ class _Outcome:
     def __init__(self, requests: int) -> None:
         self._lock = threading.Lock()
         self._finished = threading.Event()
-        self._left = requests
+        self._unfinished = requests
         self._errors: list[str] = []
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -179,8 +179,8 @@ class _Outcome:
             if response is not None and response.error is not None:
                 self._errors.append(response.error.message)
             if final:
-                self._left -= 1
-                if not self._left:
+                self._unfinished -= 1
+                if not self._unfinished:
                     self._finished.set()
 
     def wait(self) -> list[str]:

@@ -113,7 +113,7 @@ class DynamicBatcher(Scheduler):
     def next_batch(self, now_ns: int) -> Decision:
         """The batch to run now, or the time at which the one being formed is due."""
         if not (self._delay_ns or self._forming):
-            batch = self._whole()
+            batch = self._whole_queue()
             if batch is not None:
                 return batch
         due_ns = self.due_ns(now_ns)
@@ -175,7 +175,7 @@ class DynamicBatcher(Scheduler):
             for request in waiting:
                 queue.append(request)
 
-    def _whole(self) -> Batch | None:
+    def _whole_queue(self) -> Batch | None:
         """Fast path for `_grow` and `_take`: all queued requests, if they are one batch; else None.
 
         Called without a forming batch and without a queue delay.

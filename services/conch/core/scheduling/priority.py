@@ -108,9 +108,9 @@ class BudgetBatcher(DynamicBatcher):
 
     _limits: tuple[int, int] | None = None
 
-    def _whole(self) -> Batch | None:
+    def _whole_queue(self) -> Batch | None:
         # The key limits how many fit.
-        return super()._whole() if self.pending == 1 else None
+        return super()._whole_queue() if self.pending == 1 else None
 
     def _grow(self) -> None:
         if self._limits is None:

@@ -152,7 +152,7 @@ class ResourceScheduler:
                 return grant
         return None
 
-    def release(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
+    def release_grant(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
         """Releases the resources of a batch that has run.
 
         With `again` the same grant asks at once; asking after this would be too late, as its resources would
@@ -164,7 +164,7 @@ class ResourceScheduler:
             self._wait(grant)
         return self._grant()
 
-    def give_back(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
+    def return_grants(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
         """Gives back unneeded grants, waiting or held; returns those held because of it."""
         for grant in grants:
             self._reset(grant)

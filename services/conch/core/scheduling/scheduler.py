@@ -160,10 +160,10 @@ class Scheduler(ABC):
         """True if a request belongs to a live sequence that takes more requests."""
         return False
 
-    def end(self, correlation_id: int | str) -> None:
+    def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence without a further request, if there is one."""
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences; a close waits for them."""
         return 0

@@ -93,7 +93,7 @@ class Figures:
         return found | ({"note": self.note} if self.note else {})
 
 
-class Answer:
+class VersionAnswer:
     """The responses of one version to one request.
 
     Attributes:
@@ -114,7 +114,7 @@ class Answer:
         self.unread: set[str] = set()
 
 
-def compare_answers(rules: CompareRules, stable: Answer, candidate: Answer) -> list[Figures]:
+def compare_answers(rules: CompareRules, stable: VersionAnswer, candidate: VersionAnswer) -> list[Figures]:
     """Compares two answers; those that both end with an error agree."""
     if stable.error is not None or candidate.error is not None:
         if stable.error is not None and candidate.error is not None:
@@ -182,7 +182,7 @@ def _compare_elements(rules: CompareRules, stable: Tensor, candidate: Tensor) ->
     return Figures(name, Difference.TOP if top < 1.0 else None, within, max_abs, cosine, top)
 
 
-def _outcome(answer: Answer) -> str:
+def _outcome(answer: VersionAnswer) -> str:
     if answer.error is None:
         return "an answer"
     return f"{answer.error.code}, {answer.error.message[:_MOST_TEXT]}"

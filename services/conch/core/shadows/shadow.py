@@ -211,7 +211,7 @@ class Shadow:
             self.active = False
             for key, sequence in self._sequences.items():
                 self._break(key, sequence)
-        self._tell()
+        self._log_summary()
 
     # --- threads with clients' requests
 
@@ -311,14 +311,14 @@ class Shadow:
             pair.answered = True
             sequence = pair.sequence
             if sequence is None:
-                self._pass_on(pair)
+                self._submit_pair(pair)
                 return
             while sequence.waiting and sequence.waiting[0].answered:
-                self._pass_on(sequence.waiting.popleft())
+                self._submit_pair(sequence.waiting.popleft())
 
     # --- with the lock held
 
-    def _pass_on(self, pair: ShadowPair) -> None:
+    def _submit_pair(self, pair: ShadowPair) -> None:
         sequence = pair.sequence
         if pair.refused and sequence is not None:
             self._break(pair.copy.correlation_id, sequence)
@@ -383,7 +383,7 @@ class Shadow:
             if self._sequences.get(key) is sequence:
                 del self._sequences[key]
 
-    def look(self, now_ns: int, saturation: Mapping[object, float]) -> None:
+    def update(self, now_ns: int, saturation: Mapping[object, float]) -> None:
         """Follows the load of other versions, forgets idle sequences, and logs a summary every minute."""
         others = (share for identity, share in saturation.items() if identity is not self._identity)
         self.suspended = max(others, default=0.0) > MOST_SATURATION
@@ -395,9 +395,9 @@ class Shadow:
             if now_ns - sequence.used_ns > most_ns and not sequence.waiting:
                 self._forget(key, sequence)  # so has the candidate
         if now_ns - self._told_ns >= _SUMMARY_NS:
-            self._tell()
+            self._log_summary()
 
-    def _tell(self) -> None:
+    def _log_summary(self) -> None:
         counts = self.counts()
         now = (counts.requests, sum(counts.dropped.values()), counts.compared, counts.mismatches)
         new = [each - before for each, before in zip(now, self._told, strict=True)]

@@ -13,7 +13,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter, R
 from conch.core.response_cache.cache_key import ORDER
 from conch.core.response_cache.cached_model import Use
 from conch.core.servable import Servable
-from conch.core.shadows.comparison import Answer
+from conch.core.shadows.comparison import VersionAnswer
 from conch.core.tensor import Tensor
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class ShadowPair:
         self.trace_copy = None if request.watch is None else request.watch.copy_trace()
         self.sequence: MirroredSequence | None = None
         self.answered = self.refused = False
-        self.ours, self.theirs = Answer(), Answer()
+        self.ours, self.theirs = VersionAnswer(), VersionAnswer()
         self.input_bytes = self.answer_bytes = 0
         self.copy = copy_of(request, inputs, stable, candidate, self._take)
 
@@ -209,7 +209,7 @@ class ShadowPair:
 
     # --- both
 
-    def _keep(self, answer: Answer, outputs: Sequence[Tensor], error: ConchError | None) -> None:
+    def _keep(self, answer: VersionAnswer, outputs: Sequence[Tensor], error: ConchError | None) -> None:
         """Adds copies of a response's outputs to an answer; never raises."""
         answer.error = answer.error or error
         if not outputs or answer.cut:
@@ -225,7 +225,7 @@ class ShadowPair:
             answer.responses.append(kept)
             answer.cut = len(answer.responses) == MOST_RESPONSES
 
-    def _copies(self, answer: Answer, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _copies(self, answer: VersionAnswer, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Private copies of outputs; none if there are too many bytes."""
         wanted = []
         for tensor in outputs:

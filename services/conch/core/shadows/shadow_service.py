@@ -121,7 +121,7 @@ class Shadows:
         saturation, now = self._saturation(), self._clock()
         for shadow in self.all():
             if shadow.active:
-                shadow.look(now, saturation)
+                shadow.update(now, saturation)
 
 
 class Allowance:

@@ -72,7 +72,7 @@ class Template(RequestTemplate):
         self.places = places
         self.strings = any(datatype == "BYTES" for _, datatype, _ in inputs)
 
-    def takes(self, raw: int) -> bool:
+    def accepts(self, raw: int) -> bool:
         """Returns whether requests may have this number of raw contents; otherwise they are parsed."""
         return raw == len(self.inputs) if self.parts is None else raw >= self.parts.count(None)
 
@@ -207,7 +207,7 @@ class Layouts:
             return None
         common, request_id, raw = split
         template = self.templates.get(common) or self.templates.learn(common)
-        if template is None or not template.takes(len(raw)):
+        if template is None or not template.accepts(len(raw)):
             return None
         layout = Layout(template, request_id, raw)
         self._remember(key, message, layout)

@@ -109,9 +109,9 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._state.loop.call_soon(self._start_next)
 
-    def hold_body(self, held: bool) -> None:
+    def hold_body(self, paused: bool) -> None:
         """Pauses reading while a body is not asked for, or resumes it."""
-        (self._control.pause if held else self._control.resume)(PauseReason.BODY)
+        (self._control.pause if paused else self._control.resume)(PauseReason.BODY)
 
     @property
     def writable(self) -> bool:
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         """Ends a request: closes the connection, or goes on with the next one."""
         exchange.done = True
         exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = exchange.sink = None
-        if exchange.held:
+        if exchange.body_paused:
             self.hold_body(False)
         if not exchange.keep_alive:
             self._reader.closed = True

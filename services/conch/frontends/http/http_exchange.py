@@ -112,7 +112,7 @@ class ExchangeConnection(Protocol):
     def writable(self) -> bool:
         """True if the client has read enough for more to be written."""
 
-    def hold_body(self, held: bool) -> None:
+    def hold_body(self, paused: bool) -> None:
         """Pauses reading while a body is not asked for, or resumes it."""
 
     async def drain(self) -> None:
@@ -148,7 +148,7 @@ class HttpExchange:
         collected: The body, if it comes in several pieces.
         complete: True once the body is complete.
         then: Called once the body is complete or unread, or None.
-        held: True while the body is not read on, as the handler has not asked for it.
+        body_paused: True while the body is not read on, as the handler has not asked for it.
         unread: True if the body exceeds `most` or the limit of chunks; its rest is dropped.
         whole: The body, if it came in one piece.
         began: True once the response has begun.
@@ -165,6 +165,7 @@ class HttpExchange:
         "_chunked",
         "_connection",
         "began",
+        "body_paused",
         "chunks",
         "client",
         "collected",
@@ -175,7 +176,6 @@ class HttpExchange:
         "fields",
         "filler",
         "headers",
-        "held",
         "hooks",
         "keep_alive",
         "late_headers",
@@ -224,7 +224,7 @@ class HttpExchange:
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
-        self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
+        self.unread = self.began = self.done = self.complete = self.body_paused = self._chunked = False
         self.decoded = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
@@ -291,15 +291,15 @@ class HttpExchange:
 
     def _ask(self) -> None:
         """Has the client send the body, and reads on."""
-        if self.held:
+        if self.body_paused:
             self.hold(False)
         if self.fields.get(b"expect", b"").lower() == b"100-continue":
             self._connection.transport.write(CONTINUE)
 
-    def hold(self, held: bool) -> None:
+    def hold(self, paused: bool) -> None:
         """Pauses reading the body, or resumes it."""
-        self.held = held
-        self._connection.hold_body(held)
+        self.body_paused = paused
+        self._connection.hold_body(paused)
 
     async def wait_body(self, most: int) -> None:
         """As `read_body`. Raises ClientDisconnectError: the client disconnected."""
@@ -337,7 +337,7 @@ class HttpExchange:
             self.collected = RequestBody(self.length)
         self.collected.add(piece)
         self.size += len(piece)
-        if self.size > UNASKED_BYTES and self.then is None and not self.held:
+        if self.size > UNASKED_BYTES and self.then is None and not self.body_paused:
             self.hold(True)
         if self.size > self.most or self.chunks > MOST_CHUNKS:
             self.unread = True

@@ -91,14 +91,14 @@ class ResponseQueue(Reader, Generic[T]):
             self._mailbox.changed(self)
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if it holds more bytes than its bound."""
-        return self._backlog.behind
+        return self._backlog.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self._backlog.hold_back(work)
+            waits = self._backlog.defer_until_writable(work)
         if not waits:
             work()
 

@@ -55,7 +55,7 @@ class LineSource(Generic[T]):
         return ()
 
 
-class _Nudge:
+class _CheckDelayed:
     """Wakes the writing thread, which sets `done` after a round."""
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class LineWriter(Generic[T]):
         self._gather_s = gather_s
         self._clock = clock
         # Both are reentrant: signal handlers and finalizers log too.
-        self._queue: queue.SimpleQueue[tuple[T, int] | _Nudge] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[T, int] | _CheckDelayed] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards the counts
-        self._held = 0
+        self._queued_bytes = 0
         self._dropped = 0
         self._reopen = False
         self._closing = False
@@ -109,34 +109,34 @@ class LineWriter(Generic[T]):
         """Queues an item of about `size` bytes; never blocks. Ignored after `close`."""
         if os.getpid() != self._process:
             line = self._line(item)  # a forked child has no thread
-            self._out([] if line is None else [line])
+            self._write_lines([] if line is None else [line])
             return
         with self._lock:
             if self._closing:
                 return
-            if self._held and self._held + size > self._capacity:
+            if self._queued_bytes and self._queued_bytes + size > self._capacity:
                 self._dropped += 1
                 return
-            self._held += size
+            self._queued_bytes += size
         self._queue.put((item, size))
 
-    def nudge(self) -> None:
+    def check_delayed(self) -> None:
         """Makes the thread check its delayed items."""
-        self._queue.put(_Nudge())
+        self._queue.put(_CheckDelayed())
 
     def reopen(self) -> None:
         """Reopens the file soon; signal-safe."""
         self._reopen = True
-        self.nudge()
+        self.check_delayed()
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until earlier items are written; False on timeout."""
         if os.getpid() != self._process or not self._thread.is_alive():
             return True
-        nudge = _Nudge()
+        check = _CheckDelayed()
         self._hurry.set()
-        self._queue.put(nudge)
-        return nudge.done.wait(timeout_s)
+        self._queue.put(check)
+        return check.done.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Writes queued items and ends; on timeout returns False and leaves the daemon thread running."""
@@ -146,7 +146,7 @@ class LineWriter(Generic[T]):
             first = not self._closing
             self._closing = True
         self._hurry.set()
-        self.nudge()
+        self.check_delayed()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -156,17 +156,17 @@ class LineWriter(Generic[T]):
 
     def _run(self) -> None:
         while True:
-            items, size, nudges = self._gather()
+            items, size, checks = self._gather()
             if self._reopen:
                 self._reopen = False
                 self._reopen_sink()
             items += self._source.due(None if self._closing else self._clock())
             self._write(items)
             with self._lock:
-                self._held -= size
+                self._queued_bytes -= size
                 ended = self._closing and self._queue.empty()
-            for nudge in nudges:
-                nudge.done.set()
+            for check in checks:
+                check.done.set()
             if ended:
                 return
             if self._gather_s and self._queue.empty():
@@ -174,16 +174,16 @@ class LineWriter(Generic[T]):
                 if not self._closing:
                     self._hurry.clear()
 
-    def _gather(self) -> tuple[list[T], int, list[_Nudge]]:
+    def _gather(self) -> tuple[list[T], int, list[_CheckDelayed]]:
         """Waits for work and takes it from the queue."""
         items: list[T] = []
-        nudges: list[_Nudge] = []
+        checks: list[_CheckDelayed] = []
         size = 0
         try:
             found = self._queue.get(timeout=self._wait_s())
             while True:
-                if isinstance(found, _Nudge):
-                    nudges.append(found)
+                if isinstance(found, _CheckDelayed):
+                    checks.append(found)
                 else:
                     items.append(found[0])
                     size += found[1]
@@ -192,7 +192,7 @@ class LineWriter(Generic[T]):
                 found = self._queue.get_nowait()
         except queue.Empty:
             pass
-        return items, size, nudges
+        return items, size, checks
 
     def _wait_s(self) -> float | None:
         next_ns = self._source.next_ns()
@@ -200,18 +200,18 @@ class LineWriter(Generic[T]):
 
     def _write(self, items: list[T]) -> None:
         lines = [line for item in items if (line := self._line(item)) is not None]
-        written = self._out(lines)
+        written = self._write_lines(lines)
         with self._lock:
             self._dropped += len(items) - (len(lines) if written else 0)
             count = self._dropped if written else 0
         if count:
             item = self._source.dropped_items(count)
             line = None if item is None else self._line(item)
-            if line is None or self._out([line]):
+            if line is None or self._write_lines([line]):
                 with self._lock:
                     self._dropped -= count
 
-    def _out(self, lines: list[str]) -> bool:
+    def _write_lines(self, lines: list[str]) -> bool:
         """Writes lines; False if there are none or writing fails."""
         if not lines:
             return False

@@ -140,7 +140,7 @@ class LogHandler(logging.Handler, LineSource[str]):
                 fate = self._limit.admit(place, lambda: _detached(record), self._clock())
             if fate is not Fate.LOGGED:
                 if fate is Fate.COUNTED_FIRST:
-                    self._writer.nudge()
+                    self._writer.check_delayed()
                 return
         line = self._format(record)
         self._writer.put(line, _LINE_BYTES + len(line))
@@ -200,13 +200,13 @@ class LogHandler(logging.Handler, LineSource[str]):
     def dropped_items(self, count: int) -> str:
         """A line about dropped ones."""
         text = f"log lines were dropped, as they could not be written: {count:,}"
-        return self._own(text, count)
+        return self._line(text, count)
 
     def reopen_failed(self, error: OSError) -> str:
         """A line about a file that could not be reopened."""
-        return self._own(f"the log file could not be opened anew, the old one is written to: {error}", None)
+        return self._line(f"the log file could not be opened anew, the old one is written to: {error}", None)
 
-    def _own(self, text: str, dropped: int | None) -> str:
+    def _line(self, text: str, dropped: int | None) -> str:
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
         return self._format(record if dropped is None else _changed(record, dropped=dropped))
 

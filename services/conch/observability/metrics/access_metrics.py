@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conch.observability.metrics.sample_text import Family, counted
+from conch.observability.metrics.metric_families import Family, counted
 
 _REFUSED = Family("conch_access_refused_total", "counter", "Calls that the access policy refused, by reason")
 _REQUESTS = Family(

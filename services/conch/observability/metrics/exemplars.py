@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from conch.observability.metrics.sample_text import EXPONENTS
+from conch.observability.metrics.metric_families import EXPONENTS
 
 FAMILIES = (
     "conch_request_duration_seconds",

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from conch.observability.metrics.sample_text import Family, sample
+from conch.observability.metrics.metric_families import Family, sample
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.custom_metrics import family_names
+from conch.observability.metrics.metric_families import Family
 from conch.observability.metrics.model_metrics import ModelMetrics
-from conch.observability.metrics.sample_text import Family
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +117,13 @@ class Exposition:
         """All metrics in pieces; joining megabytes would block all threads for milliseconds."""
         self._yielder.begin()
         taken: set[str] = set()
-        parts = [*self._own(wanted.openmetrics, taken)]
+        parts = [*self._render_own(wanted.openmetrics, taken)]
         parts.append(self._others(wanted.openmetrics, taken))
         if wanted.openmetrics:
             parts.append(_END)
         return _compressed(parts) if wanted.compressed else parts
 
-    def _own(self, in_openmetrics: bool, taken: set[str]) -> Iterable[bytes]:
+    def _render_own(self, in_openmetrics: bool, taken: set[str]) -> Iterable[bytes]:
         found = self._models.render(self._yielder.yield_if_due, with_exemplars=in_openmetrics)
         for source in self._sources:
             try:

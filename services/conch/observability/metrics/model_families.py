@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from conch.core.latencies import FirstResponseCounts, LatencyCounts
 from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, StatisticsSnapshot
-from conch.observability.metrics.sample_text import (
+from conch.observability.metrics.metric_families import (
     EXPONENTS,
     SIZES,
     Family,

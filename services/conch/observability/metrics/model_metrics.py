@@ -16,6 +16,7 @@ from conch.core.servable import Servable
 from conch.core.spec import InstanceGroup, ModelSpec
 from conch.observability.metrics.exemplars import Exemplars, Version
 from conch.observability.metrics.load_meter import LoadMeter
+from conch.observability.metrics.metric_families import Family, ModelLabels
 from conch.observability.metrics.model_families import (
     FIRST_RESPONSE,
     IN_MODEL,
@@ -31,7 +32,6 @@ from conch.observability.metrics.model_families import (
     Counted,
     first_responses,
 )
-from conch.observability.metrics.sample_text import Family, ModelLabels
 from conch.observability.metrics.summary_metrics import SummaryMetrics
 
 _COUNTED = (*TRITON, *OURS)

@@ -17,8 +17,7 @@ from conch.core.residency_counts import ResidencyCounts
 from conch.core.response_cache.local_cache import LocalCacheStatistics
 from conch.core.rollouts import RolloutCounts
 from conch.observability.exporters import DropCounter, Exporter
-from conch.observability.metrics.model_families import histogram_samples, seconds
-from conch.observability.metrics.sample_text import (
+from conch.observability.metrics.metric_families import (
     LONG_EXPONENTS,
     Family,
     bounds,
@@ -29,6 +28,7 @@ from conch.observability.metrics.sample_text import (
     sample,
     times,
 )
+from conch.observability.metrics.model_families import histogram_samples, seconds
 
 Found = list[tuple[Family, list[str]]]
 

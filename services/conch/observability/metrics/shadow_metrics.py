@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from conch.core.shadows.shadow import Shadow, ShadowCounts
 from conch.core.shadows.shadow_report import EDGES
-from conch.observability.metrics.sample_text import Family, sample
+from conch.observability.metrics.metric_families import Family, sample
 
 _COUNTS: tuple[tuple[Family, Callable[[ShadowCounts], int]], ...] = (
     (

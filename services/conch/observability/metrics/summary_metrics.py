@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conch.core import summaries as stages
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.statistics_snapshot import Duration
-from conch.observability.metrics.sample_text import Family, ModelLabels, Template, number
+from conch.observability.metrics.metric_families import Family, ModelLabels, Template, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class _Collected:
             return False
         if len(self.texts) >= values.log_frequency:
             return True
-        return self.counts_down and not self.setting.left and self.sampled >= values.count
+        return self.counts_down and not self.setting.remaining and self.sampled >= values.count
 
 
 class TraceFile(TraceSink):

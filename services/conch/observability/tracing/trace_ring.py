@@ -41,7 +41,7 @@ class TraceRing(TraceSink):
         self._most = most
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._kept: deque[bytes] = deque()
+        self._texts: deque[bytes] = deque()
         self._bytes = 0
         self.count = 0
 
@@ -50,16 +50,16 @@ class TraceRing(TraceSink):
         for root in roots:
             text = json.dumps(_trace_object(root), separators=(",", ":")).encode()
             with self._lock:
-                self._kept.append(text)
+                self._texts.append(text)
                 self._bytes += len(text)
                 self.count += 1
-                while self._kept and (len(self._kept) > self._most or self._bytes > self._most_bytes):
-                    self._bytes -= len(self._kept.popleft())
+                while self._texts and (len(self._texts) > self._most or self._bytes > self._most_bytes):
+                    self._bytes -= len(self._texts.popleft())
 
     def newest(self) -> list[bytes]:
         """All that is kept, newest first: each a JSON object."""
         with self._lock:
-            return list(reversed(self._kept))
+            return list(reversed(self._texts))
 
 
 def _trace_object(root: Trace) -> dict[str, Any]:

@@ -69,39 +69,39 @@ class TraceValues:
 class TraceSetting:
     """Values with their sampling; replaced as a whole when one changes, which begins the counting anew."""
 
-    __slots__ = ("_left", "_lock", "_next", "_rate", "on", "values")
+    __slots__ = ("_lock", "_next", "_rate", "_remaining", "on", "values")
 
     def __init__(self, values: TraceValues) -> None:
         self.values = values
         self.on = values.on  # each request looks at it
         self._rate = values.rate
-        self._left = values.count
+        self._remaining = values.count
         self._lock = threading.Lock()
         self._next = count(1).__next__
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Traces that may still be sampled; -1 for any number."""
-        return self._left
+        return self._remaining
 
     def sample(self) -> bool:
         """Counts a request; returns whether it is traced, and takes it off the count."""
         rate = self._rate
         if not rate or self._next() % rate:
             return False
-        return True if self._left < 0 else self._take()
+        return True if self._remaining < 0 else self._take()
 
     def sample_id(self, trace_id: int, threshold: int) -> bool:
         """As `sample`, by a trace id, if there is no rate; see `ratio_threshold`."""
         if self._rate or trace_id % _RANDOM < threshold:
             return False
-        return True if self._left < 0 else self._take()
+        return True if self._remaining < 0 else self._take()
 
     def _take(self) -> bool:
         with self._lock:
-            if not self._left:
+            if not self._remaining:
                 return False
-            self._left -= 1
+            self._remaining -= 1
             return True
 
 
@@ -177,7 +177,7 @@ class TraceSettings:
         shown: dict[str, tuple[str, ...]] = {
             "trace_level": tuple(levels) or ("OFF",),
             "trace_rate": (str(values.rate),),
-            "trace_count": (str(setting.left),),
+            "trace_count": (str(setting.remaining),),
         }
         if self.mode == TRITON:
             shown["log_frequency"] = (str(values.log_frequency),)

@@ -156,7 +156,7 @@ class Tracer(SettingListener):
             times.batch = TracedBatch(self._bits(128), self._bits(64), times.requests, [])
         times.batch.members.append((trace.trace_id, trace.span_id))
 
-    def end(self, trace: Trace, now_ns: int) -> None:
+    def end_trace(self, trace: Trace, now_ns: int) -> None:
         """Ends a trace; a root that is kept is written soon."""
         if trace.parent is not None:
             trace.ended_ns = now_ns

@@ -53,13 +53,13 @@ class _CallingWorker(Reader):
         self._channel = channel
 
     @property
-    def behind(self) -> bool:
-        return self._channel.crowded
+    def backpressure(self) -> bool:
+        return self._channel.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
+    def when_writable(self, work: Callable[[], object]) -> None:
         self._channel.when_room(work)
 
-    def wait_for_reader(self) -> None:
+    def wait_until_writable(self) -> None:
         self._channel.wait_for_room()
 
 

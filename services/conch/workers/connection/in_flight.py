@@ -42,12 +42,12 @@ class SentBatch:
         done: Called with the outcome.
         since_ns: Monotonic time at which it was sent.
         instance: Number of the worker's instance that runs it.
-        again: Former numbers of rescheduled requests, by index; None if it has none.
+        former_numbers: Former numbers of rescheduled requests, by index; None if it has none.
         ended: Numbers of its requests that have their last response.
         resent: True if it was sent twice because the worker could not open its tensors.
     """
 
-    __slots__ = ("again", "batch", "done", "ended", "instance", "number", "resent", "since_ns")
+    __slots__ = ("batch", "done", "ended", "former_numbers", "instance", "number", "resent", "since_ns")
 
     def __init__(self, number: int, batch: Batch, done: Done, since_ns: int, instance: int = 0) -> None:
         self.number = number
@@ -55,14 +55,14 @@ class SentBatch:
         self.done = done
         self.since_ns = since_ns
         self.instance = instance
-        self.again: dict[int, int] | None = None
+        self.former_numbers: dict[int, int] | None = None
         self.ended: set[int] = set()
         self.resent = False
 
     def number_at(self, index: int) -> int:
         """The number of one of its requests."""
         number = number_of(self.number, index)
-        return number if self.again is None else self.again.get(index, number)
+        return number if self.former_numbers is None else self.former_numbers.get(index, number)
 
     @property
     def numbers(self) -> list[int]:
@@ -101,7 +101,7 @@ class InFlightTable:
     ) -> None:
         self.batches: dict[int, SentBatch] = {}
         self.rescheduled: set[int] = set()
-        self._left: dict[int, InferenceRequest] = {}  # open after their batch, or running again
+        self._unfinished: dict[int, InferenceRequest] = {}  # open after their batch, or running again
         self._entries: dict[int, OpenRequest] = {}  # of some of the open ones
         self._opened = opened
         self._cancel = cancel
@@ -111,16 +111,16 @@ class InFlightTable:
         self._closed = False
         self._last: list[InFlight] = []
 
-    def add(self, batch: Batch, done: Done, instance: int = 0) -> SentBatch | None:
+    def add_batch(self, batch: Batch, done: Done, instance: int = 0) -> SentBatch | None:
         """Adds a batch that is about to be sent; None if the table is closed."""
         sent = SentBatch(next(self._numbers), batch, done, monotonic_ns(), instance)
         if self.rescheduled:
-            kept = {index: getattr(each, "kept", None) for index, each in enumerate(batch.requests)}
+            kept = {index: getattr(each, "backend_state", None) for index, each in enumerate(batch.requests)}
             for index, each in kept.items():
                 if isinstance(each, KeptRequest) and each.table is self:
-                    sent.again = sent.again or {}
-                    sent.again[index] = each.number
-                    batch.requests[index].kept = None
+                    sent.former_numbers = sent.former_numbers or {}
+                    sent.former_numbers[index] = each.number
+                    batch.requests[index].backend_state = None
                     self.rescheduled.discard(each.number)
         with self._lock:
             closed = self._closed
@@ -136,33 +136,33 @@ class InFlightTable:
                 request.on_cancel = self._cancelled
         return sent
 
-    def end(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
+    def end_batch(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
         """Removes a batch; requests with the indexes `left` stay open. False if the batch is not there."""
         with self._lock:
             if self.batches.pop(sent.number, None) is None:
                 return False
-            if sent.again is not None or self._entries:
+            if sent.former_numbers is not None or self._entries:
                 for index, number in enumerate(sent.numbers):
                     if index not in left:
-                        self._left.pop(number, None)
+                        self._unfinished.pop(number, None)
                         self._entries.pop(number, None)
             for index in left:
                 number, request = sent.number_at(index), sent.batch.requests[index]
                 if number not in sent.ended and not request.filler:
-                    self._left[number] = request
+                    self._unfinished[number] = request
         return True
 
     @property
     def open(self) -> dict[int, InferenceRequest]:
         """All open requests, by number."""
         executing = [number for sent in list(self.batches.values()) for number in sent.numbers]
-        numbers = dict.fromkeys([*self._left, *executing])
+        numbers = dict.fromkeys([*self._unfinished, *executing])
         found = {number: self.request(number) for number in numbers}
         return {number: request for number, request in found.items() if request is not None}
 
     def request(self, number: int) -> InferenceRequest | None:
         """An open request."""
-        request = self._left.get(number)
+        request = self._unfinished.get(number)
         if request is None:
             batch, index = batch_of(number)
             sent = self.batches.get(batch)
@@ -187,7 +187,7 @@ class InFlightTable:
         """Removes a request that has its last response."""
         with self._lock:
             self._entries.pop(number, None)
-            self._left.pop(number, None)
+            self._unfinished.pop(number, None)
             for sent in self.batches.values():
                 sent.ended.add(number)
 
@@ -205,10 +205,10 @@ class InFlightTable:
         with self._lock:
             return self._last if self._closed else self._in_flight()
 
-    def kept(self, batch: Batch) -> list[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> list[OpenRequest]:
         """The open requests of a batch that is done."""
         requests = {id(request) for request in batch.requests if not request.rescheduled}
-        numbers = [number for number, request in list(self._left.items()) if id(request) in requests]
+        numbers = [number for number, request in list(self._unfinished.items()) if id(request) in requests]
         return [entry for number in numbers if (entry := self.entry(number)) is not None]
 
     def close(self) -> tuple[list[SentBatch], dict[int, OpenRequest]]:
@@ -222,14 +222,14 @@ class InFlightTable:
                 for number, request in self.open.items()
             }
             self.batches.clear()
-            self._left.clear()
+            self._unfinished.clear()
             self._entries = {}
         return batches, opened
 
     def _cancelled(self, request: InferenceRequest) -> None:
         """Sends the cancellation of an open request."""
         with self._lock:
-            numbers = [number for number, each in self._left.items() if each is request]
+            numbers = [number for number, each in self._unfinished.items() if each is request]
             for sent in self.batches.values():
                 numbers += [
                     sent.number_at(index) for index, each in enumerate(sent.batch.requests) if each is request
@@ -246,7 +246,7 @@ class InFlightTable:
         ]
         left = {
             number: request
-            for number, request in self._left.items()
+            for number, request in self._unfinished.items()
             if number not in executing and not request.completed
         }
         kept = [InFlight(self._since_ns(number), (request.id,)) for number, request in left.items()]

@@ -64,7 +64,7 @@ class OutcomeHandler:
                 _keep_waiting(batch, columns.responses)
             if columns.flags is not None:
                 left = self._mark(sent, columns.responses, columns.flags)
-        if not table.end(sent, left):
+        if not table.end_batch(sent, left):
             return  # the worker was lost meanwhile
         for index in left:
             if (entry := table.entry(sent.number_at(index))) is not None:
@@ -136,7 +136,7 @@ class OutcomeHandler:
         if opened is not None:
             for number in sent.numbers:
                 opened.pop(number, None)
-        elif not self._table.end(sent):
+        elif not self._table.end_batch(sent):
             return
         sent.done(sent.batch, error)
 
@@ -168,7 +168,7 @@ class OutcomeHandler:
             if each & RESCHEDULED and not request.filler:
                 number = sent.number_at(index)
                 request.rescheduled = True
-                request.kept = KeptRequest(table, number)
+                request.backend_state = KeptRequest(table, number)
                 table.rescheduled.add(number)
         return left
 
@@ -178,11 +178,11 @@ def _keep_waiting(batch: Batch, responses: Sequence[InferenceResponse | None]) -
     for request, response in zip(batch.requests, responses, strict=True):
         if response is not None and request.responses_wait:
             try:
-                response.outputs = [_own(each) for each in response.outputs]
+                response.outputs = [_detached(each) for each in response.outputs]
             except Exception as failure:  # no memory for a copy: only this request fails
                 response.outputs, response.error = [], without_traceback(as_conch_error(failure))
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _detached(tensor: Tensor) -> Tensor:
     """A tensor that the model can't change."""
     return tensor.detached(tensor.name) if tensor.on_device or isinstance(tensor, ReturnedTensor) else tensor

@@ -191,7 +191,7 @@ class WorkerConnection:
 
     def start(self, batch: Batch, done: Done, instance: int = 0) -> Pending:
         """Sends a batch for an instance, see `BackendInstance.start`; it fails on a lost connection."""
-        sent = self.table.add(batch, done, instance)
+        sent = self.table.add_batch(batch, done, instance)
         if sent is not None:
             self._send(sent)
         return PENDING
@@ -200,9 +200,9 @@ class WorkerConnection:
         """Batches and open requests in the worker, oldest first; after its loss, those it had."""
         return self.table.in_flight()
 
-    def kept(self, batch: Batch) -> list[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> list[OpenRequest]:
         """The open requests of a batch that is done."""
-        return self.table.kept(batch)
+        return self.table.open_requests_of(batch)
 
     def tidy(self) -> None:
         """Returns idle memory on both sides; called periodically, never blocks."""
@@ -228,7 +228,7 @@ class WorkerConnection:
                 lists.append(request.inputs.values())
             payload = self.stream.pack(lists, True, passing=StableTensor)
             batch.bytes_copied += payload.bytes_copied
-            again = sent.again
+            again = sent.former_numbers
             fields, texts = encode_requests(
                 requests,
                 batch.size,
@@ -239,7 +239,7 @@ class WorkerConnection:
             self.stream.send(Kind.EXECUTE, sent.number, fields, payload, texts)
         except BaseException as error:
             if payload is not None:
-                self.stream.discard(payload)
+                self.stream.discard_payload(payload)
             # On a closed channel the loss ends the batch.
             if not isinstance(error, ChannelClosedError):
                 self._results.fail(sent, as_conch_error(error))

@@ -95,11 +95,7 @@ class OpenRequest:
     __slots__ = ("_delivery", "_grant", "_units", "number", "request", "since_ns", "watched")
 
     def __init__(
-        self,
-        request: InferenceRequest,
-        number: int,
-        delivery: ResponseDelivery,
-        grant: Grant | None,
+        self, request: InferenceRequest, number: int, delivery: ResponseDelivery, grant: Grant | None
     ) -> None:
         self.request = request
         self.number = number
@@ -122,8 +118,8 @@ class OpenRequest:
         if self._units < CREDIT_AT or final or self._grant is None:
             return 0
         granted, self._units = self._units, 0
-        if request.behind:
-            request.when_read(partial(self._grant, [(self.number, granted)]))
+        if request.backpressure:
+            request.when_writable(partial(self._grant, [(self.number, granted)]))
             return 0
         return granted
 

@@ -45,7 +45,7 @@ class Tools:
     pip: bool = False
 
     @classmethod
-    def here(cls) -> Tools:
+    def detect(cls) -> Tools:
         """Detects the tools."""
         found = shutil.which("uv")
         if found is not None:

@@ -83,7 +83,7 @@ class EnvironmentCache:
             raise InvalidArgumentError(f"--backend-config=python,{DIRECTORY} must name a directory")
         return cls(Path(given).absolute(), int(limit))
 
-    def obtain(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
+    def find_or_make(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
         """Finds or makes an environment. An error of `make` leaves no entry.
 
         `stopped` is polled while another process or thread makes it.
@@ -123,7 +123,7 @@ class EnvironmentCache:
                         label,
                         folder,
                     )
-                    return self.obtain(_next_key(key), make, label, stopped)
+                    return self.find_or_make(_next_key(key), make, label, stopped)
         except OSError as error:
             raise UnavailableError(
                 f"{label}: the cache of environments '{self.directory}' can't be used: {error}; "

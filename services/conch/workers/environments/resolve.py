@@ -83,7 +83,7 @@ def _in_cache(
     stopped: LoadCancelled,
 ) -> Environment:
     """An environment from the cache; rebuilt if its interpreter no longer runs."""
-    kept = cache.obtain(key, make, label, stopped)
+    kept = cache.find_or_make(key, make, label, stopped)
     try:
         return _running(kept.folder / "env", label, added, stopped, kept)
     except InvalidArgumentError as error:
@@ -91,7 +91,7 @@ def _in_cache(
         if not _runs_without(added, kept.folder / "env", label, stopped):
             cache.remove(kept.folder.name, _BROKEN)
     # The same entry if it is in use, or if only the variables are wrong.
-    kept = cache.obtain(key, make, label, stopped)
+    kept = cache.find_or_make(key, make, label, stopped)
     try:
         return _running(kept.folder / "env", label, added, stopped, kept)
     except InvalidArgumentError as error:
@@ -138,7 +138,7 @@ def _built(
     packages: Packages, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: LoadCancelled
 ) -> Environment:
     def make(folder: Path, lock: int) -> Mapping[str, str]:
-        facts = build(packages, folder, label, Tools.here(), lock, stopped, added)
+        facts = build(packages, folder, label, Tools.detect(), lock, stopped, added)
         if packages.wheels and key_of(packages, notes, stopped) != key:
             raise UnavailableError(f"{label}: a wheel was changed while the environment was built")
         return facts

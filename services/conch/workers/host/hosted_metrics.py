@@ -19,7 +19,7 @@ _MOST_CHANGES = 500
 """Changes in one message; a packet has a few hundred KiB."""
 
 
-class Server(Protocol):
+class MetricServer(Protocol):
     """The connection to the server, as metrics use it."""
 
     def query(self, kind: str, /, **fields: object) -> dict[str, object]:
@@ -36,7 +36,7 @@ class RemoteFamilies(CustomFamilies):
         forgotten: Numbers of references that the model has dropped, for `flush`.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MetricServer) -> None:
         super().__init__()
         self._server = server
         self._numbers = itertools.count(1)
@@ -84,7 +84,7 @@ class RemoteFamily(CustomFamily):
         name: str,
         kind: Kind,
         description: str,
-        server: Server,
+        server: MetricServer,
         number: int,
         families: RemoteFamilies,
     ) -> None:
@@ -111,7 +111,7 @@ class RemoteMetric(CustomMetric):
         family: RemoteFamily,
         labels: Mapping[str, str],
         bounds: Sequence[float],
-        server: Server,
+        server: MetricServer,
         number: int,
     ) -> None:
         super().__init__(family, labels, bounds)
@@ -128,17 +128,17 @@ class RemoteMetric(CustomMetric):
     def increment(self, by: float) -> None:
         """See `CustomMetric.increment`."""
         super().increment(by)
-        self._tell("increment", by)
+        self._send_change("increment", by)
 
     def set(self, value: float) -> None:
         """See `CustomMetric.set`."""
         super().set(value)
-        self._tell("set", value)
+        self._send_change("set", value)
 
     def observe(self, value: float) -> None:
         """See `CustomMetric.observe`."""
         self._check("Observe", "histogram")
-        self._tell("observe", value)
+        self._send_change("observe", value)
 
     def packed(self, change: Change) -> list[object]:
         """A change for a message, validated."""
@@ -154,11 +154,11 @@ class RemoteMetric(CustomMetric):
         """See `CustomMetric.merge`."""
         _notify(self._server, 0, {"do": "update", "changes": [self.packed((counts, total))]})
 
-    def _tell(self, what: str, value: float) -> None:
+    def _send_change(self, what: str, value: float) -> None:
         _notify(self._server, self._number, {"do": what, "value": value})
 
 
-def _notify(server: Server, number: int, fields: dict[str, object]) -> None:
+def _notify(server: MetricServer, number: int, fields: dict[str, object]) -> None:
     try:
         server.notify(Message.METRIC, number, codec.encode_json(fields))
     except ChannelClosedError:

@@ -44,7 +44,7 @@ class HostedRequest(InferenceRequest):
         granted: Response units that the server has granted; changed by the thread that reads.
         spent: Units used, which the last response may overdraw; changed by the sending thread.
         gone: True once its last response was sent, or the server has forgotten it.
-        waiting: Function for `when_read` to call.
+        waiting: Function for `when_writable` to call.
         area: Its inputs where a library reads them by their addresses; None if `inputs` has them.
     """
 
@@ -58,24 +58,24 @@ class HostedRequest(InferenceRequest):
     waiting: list[Callable[[], object]] | None
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the next response has to wait until the server grants units for it."""
         return self.granted <= self.spent and not self.gone
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         if self.waiting is None:
             self.waiting = []
         self.waiting.append(work)
-        if not self.behind:
+        if not self.backpressure:
             self.granted_more()
 
-    def wait_for_reader(self) -> None:
+    def wait_until_writable(self) -> None:
         """Returns at once: the next response waits."""
 
     def granted_more(self) -> None:
         """Calls what waits for units, unless there are none; any thread."""
-        while self.waiting and not self.behind:
+        while self.waiting and not self.backpressure:
             try:
                 work = self.waiting.pop()
             except IndexError:
@@ -114,11 +114,11 @@ class HostedRequests:
         self._add_span = add_span
         self._by_address = by_address
         self._batches: dict[int, Sequence[HostedRequest]] = {}
-        self._left: dict[int, HostedRequest] = {}
+        self._unfinished: dict[int, HostedRequest] = {}
 
     def get(self, number: int) -> HostedRequest | None:
         """A request whose last response was not sent, or that may run again."""
-        request = self._left.get(number)
+        request = self._unfinished.get(number)
         if request is None:
             batch, index = batch_of(number)
             requests = self._batches.get(batch, ())
@@ -128,16 +128,16 @@ class HostedRequests:
     def remove(self, request: HostedRequest) -> None:
         """Removes a completed request."""
         request.gone = True
-        self._left.pop(request.number, None)
+        self._unfinished.pop(request.number, None)
         if request.waiting:
             request.granted_more()
 
     def keep(self, request: HostedRequest) -> None:
         """Keeps a request, even a completed one, to which the server may still refer."""
         request.gone = False
-        self._left[request.number] = request
+        self._unfinished[request.number] = request
 
-    def end(self, number: int, left: Iterable[HostedRequest] = ()) -> None:
+    def end_batch(self, number: int, left: Iterable[HostedRequest] = ()) -> None:
         """Removes an executed batch; keeps those of its requests that go on."""
         staying = set()
         for request in left:
@@ -145,14 +145,14 @@ class HostedRequests:
             if request.rescheduled:
                 self.keep(request)
                 continue
-            self._left[request.number] = request
+            self._unfinished[request.number] = request
             if request.gone:  # another thread has just sent its last response
-                self._left.pop(request.number, None)
+                self._unfinished.pop(request.number, None)
         requests = self._batches.pop(number, ())
-        if self._left:
+        if self._unfinished:
             for request in requests:
                 if request.number not in staying:
-                    self._left.pop(request.number, None)
+                    self._unfinished.pop(request.number, None)
 
     def batch(self, number: int, received: ReceivedMessage) -> Batch:
         """Decodes a batch.
@@ -181,7 +181,7 @@ class HostedRequests:
             for tensor in tensors:
                 inputs[tensor.name] = tensor
             if former:
-                request = self._again(former, inputs)
+                request = self._resumed(former, inputs)
             else:
                 kind = HostedFiller if flags & FILLER else HostedRequest
                 request = kind(name, version, inputs, responder, received_ns, request_id, options.requested)
@@ -207,9 +207,9 @@ class HostedRequests:
         batch.fillers = fillers
         return batch
 
-    def _again(self, number: int, inputs: dict[str, Tensor]) -> HostedRequest:
+    def _resumed(self, number: int, inputs: dict[str, Tensor]) -> HostedRequest:
         """A request that runs again."""
-        request = self._left.get(number)
+        request = self._unfinished.get(number)
         if request is None:
             raise WireError(f"request {number} runs again, but has not run")
         request.inputs = inputs

@@ -21,7 +21,7 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.workers.host.native_words import (
     NOTHING,
-    Call,
+    ModelCall,
     Query,
     address_of,
     datatype_number,
@@ -72,7 +72,7 @@ class NativeCalls:
 
         self._start(run, lambda error: self._host.refuse(query.call, error))
 
-    def call(self, call: Call, parent: InferenceRequest | None) -> None:
+    def call(self, call: ModelCall, parent: InferenceRequest | None) -> None:
         """Sends a request to another model; `parent` is the request that needs it, if known."""
 
         def run() -> None:
@@ -127,7 +127,7 @@ class NativeCalls:
             return ""
         raise UnsupportedError(f"the worker does not know the question {operation} of the C host")
 
-    def _request(self, call: Call, parent: InferenceRequest | None) -> InferenceRequest:
+    def _request(self, call: ModelCall, parent: InferenceRequest | None) -> InferenceRequest:
         inputs = {
             each.name: Tensor(
                 each.name, each.datatype, each.shape, ctypes.string_at(each.address, each.nbytes)
@@ -153,11 +153,11 @@ class NativeCalls:
         request.deadline_ns = None if parent is None else parent.deadline_ns
         return request
 
-    def _refuse(self, call: Call, error: ConchError) -> None:
+    def _refuse(self, call: ModelCall, error: ConchError) -> None:
         self._host.call_taken(call.call)
         self._reply(call, InferenceResponse([], error), True)
 
-    def _reply(self, call: Call, response: InferenceResponse | None, final: bool) -> None:
+    def _reply(self, call: ModelCall, response: InferenceResponse | None, final: bool) -> None:
         if final:
             self._open.pop(call.call, None)
         if response is None:

@@ -13,7 +13,7 @@ from conch.core.errors import InternalError, UnavailableError
 from conch.ipc.spec_json import Library
 from conch.workers.host.native_library import HostLibrary, waiting_buffer
 from conch.workers.host.native_model import LEVELS, open_library, record_log
-from conch.workers.host.native_words import Call, LogText, Query, pack_error, read_events
+from conch.workers.host.native_words import LogText, ModelCall, Query, pack_error, read_events
 
 _SCHEDULING = {"dynamic_batching": 11, "sequence_batching": 13, "ensemble_scheduling": 15}
 """Choices, with their numbers in Triton's message."""
@@ -133,7 +133,7 @@ def _handle_events(host: HostLibrary, model_log: logging.Logger, over: threading
                 record_log(model_log, event)
             elif isinstance(event, Query):
                 host.refuse(event.call, refusal)
-            elif isinstance(event, Call):
+            elif isinstance(event, ModelCall):
                 host.call_taken(event.call)
                 host.reply(event.call, pack_error(event, refusal))
         if ending and not count:

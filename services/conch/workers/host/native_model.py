@@ -50,11 +50,11 @@ from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiti
 from conch.workers.host.native_metrics import NativeMetrics
 from conch.workers.host.native_words import (
     Activity,
-    Call,
     CallCancel,
     Event,
     LogText,
     MetricChange,
+    ModelCall,
     Note,
     Output,
     Query,
@@ -263,7 +263,7 @@ class NativeModel:
                 self._metrics.change(event)
             case Query():
                 self._calls.query(event)
-            case Call():
+            case ModelCall():
                 opened = self._open.get(event.number)
                 self._calls.call(event, None if opened is None else opened.request)
             case CallCancel():
@@ -289,7 +289,7 @@ class NativeModel:
         elif not self.decoupled:
             text = f"model '{self.spec.name}' has ended a request without a response"
             response = InferenceResponse([], InternalError(text))
-        self._give(opened, response, event.final, batch, responses)
+        self._pass_response(opened, response, event.final, batch, responses)
 
     def _respond_small(
         self, event: SmallResponse, batch: Batch | None, responses: list[InferenceResponse | None] | None
@@ -304,9 +304,9 @@ class NativeModel:
             if requested is None or names[place] in requested
         ]
         response = InferenceResponse(opened.with_states(outputs))
-        self._give(opened, response, event.final, batch, responses)
+        self._pass_response(opened, response, event.final, batch, responses)
 
-    def _give(
+    def _pass_response(
         self,
         opened: _OpenRequest,
         response: InferenceResponse | None,
@@ -333,7 +333,7 @@ class NativeModel:
             return
         opened.inputs = opened.request.area = None
         opened.released = True
-        if event.again:
+        if event.runs_again:
             if not self.decoupled or batch is None:  # else its responses may come at any time
                 self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
@@ -425,7 +425,7 @@ class NativeModel:
             return
         nbytes = 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)
         with self._waiting:
-            if not opened.waiting and not request.behind:
+            if not opened.waiting and not request.backpressure:
                 _send_now(request, response, final)
                 return
             if self._waiting_bytes + nbytes > MOST_WAITING:
@@ -435,19 +435,19 @@ class NativeModel:
             opened.waiting.append((response, final, nbytes))
             self._waiting_bytes += nbytes
         if first:
-            request.when_read(opened.send_waiting(self._send_waiting))
+            request.when_writable(opened.send_waiting(self._send_waiting))
 
     def _send_waiting(self, opened: _OpenRequest) -> None:
         """Sends what has waited, as far as the server has granted units; any thread."""
         request = opened.request
         with self._waiting:
-            while opened.waiting and not request.behind:
+            while opened.waiting and not request.backpressure:
                 response, final, nbytes = opened.waiting.popleft()
                 self._waiting_bytes -= nbytes
                 _send_now(request, response, final)
             left = bool(opened.waiting)
         if left:
-            request.when_read(opened.send_waiting(self._send_waiting))
+            request.when_writable(opened.send_waiting(self._send_waiting))
 
     def _give_up(self, opened: _OpenRequest) -> None:
         """Ends a request whose client is too slow, with the lock."""

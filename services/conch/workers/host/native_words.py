@@ -99,10 +99,10 @@ class SmallResponse(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The backend has done with a request; `again` if the request is to run again."""
+    """The backend has done with a request; `runs_again` if it is to run again."""
 
     number: int
-    again: bool
+    runs_again: bool
 
 
 class State(NamedTuple):
@@ -169,7 +169,7 @@ class CallInput(NamedTuple):
     nbytes: int
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A request to another model; `number` is that of the request that makes it, or 0."""
 
     number: int
@@ -203,7 +203,7 @@ Event = (
     | Activity
     | MetricChange
     | Query
-    | Call
+    | ModelCall
     | CallCancel
 )
 
@@ -282,7 +282,7 @@ def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
     return b"".join(parts)
 
 
-def pack_reply(call: Call, code: int, final: bool = True) -> bytes:
+def pack_reply(call: ModelCall, code: int, final: bool = True) -> bytes:
     """The begin of a response to a call."""
     return (
         pack_words((1 if final else 0, code, 1))
@@ -292,7 +292,7 @@ def pack_reply(call: Call, code: int, final: bool = True) -> bytes:
     )
 
 
-def pack_error(call: Call, error: ConchError, final: bool = True) -> bytes:
+def pack_error(call: ModelCall, error: ConchError, final: bool = True) -> bytes:
     """An error as the response to a call."""
     return pack_reply(call, code_of(error), final) + pack_text(error.message)
 
@@ -507,7 +507,7 @@ def _read_query(number: int, reader: _Words) -> Query:
     return Query(call, operation, version, model, text, parameters)
 
 
-def _read_call(number: int, reader: _Words) -> Call:
+def _read_call(number: int, reader: _Words) -> ModelCall:
     call, model, version, flags = reader.word(), reader.text(), reader.signed(), reader.word()
     correlation: int | str = reader.word()
     priority, timeout_us = reader.word(), reader.word()
@@ -518,7 +518,7 @@ def _read_call(number: int, reader: _Words) -> Call:
     for _ in range(reader.word()):
         datatype, shape = DATATYPES[reader.word()], reader.dims()
         inputs.append(CallInput(datatype, shape, reader.text(), reader.word(), reader.word()))
-    return Call(
+    return ModelCall(
         *(number, call, model, version, flags, correlation, priority, timeout_us, request_id, trace),
         parameters,
         inputs,

@@ -96,7 +96,7 @@ class ResponseFrames:
         except RuntimeError:
             loop = None
         self._waiting.append(response)
-        if loop is None or not self._waits(loop, response):
+        if loop is None or not self._joins_turn(loop, response):
             self._write()
 
     def flush(self) -> None:
@@ -108,7 +108,7 @@ class ResponseFrames:
         with self._writing:
             self._write_frames()
 
-    def _waits(self, loop: asyncio.AbstractEventLoop, response: SentResponse) -> bool:
+    def _joins_turn(self, loop: asyncio.AbstractEventLoop, response: SentResponse) -> bool:
         """True if a response made in a turn of an event loop waits for others of the turn."""
         if self._loop is None:
             self._loop, self._count, self._bytes = loop, 0, 0

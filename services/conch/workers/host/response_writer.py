@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.response_errors import at_fault, unsendable
@@ -68,10 +68,10 @@ class ResponseWriter:
 
     # --- batches ------------------------------------------------------------------------------------------
 
-    def encode(self, number: int, batch: Batch, outcome: Outcome | JoinedResponses) -> Encoded:
+    def encode(self, number: int, batch: Batch, outcome: BatchOutcome | JoinedResponses) -> Encoded:
         """Encodes the outcome of a batch; the result does not refer to the batch."""
         if isinstance(outcome, JoinedResponses):
-            self.requests.end(number)
+            self.requests.end_batch(number)
             count = len(batch.requests)
             fields = encode_responses(count, times=_times_of(batch))
             return fields, (), lists_in_one(outcome.layout, count, outcome.data)
@@ -85,7 +85,7 @@ class ResponseWriter:
                     return self._encode_responses(number, batch, outcome)
             except Exception as error:  # boundary: outputs of models, which may not match their shapes
                 outcome = unsendable(self._name, None, error)
-        self.requests.end(number)
+        self.requests.end_batch(number)
         return *encode_failure(as_conch_error(outcome), _times_of(batch)), None
 
     def send_done(self, number: int, fields: bytes, texts: Sequence[bytes], payload: Payload | None) -> None:
@@ -151,7 +151,7 @@ class ResponseWriter:
                     left.append(request)  # a response of a decoupled model has only states, too
                 flags.append(own)
         payload = self._stream.pack(lists, True, True)
-        self.requests.end(number, left)
+        self.requests.end_batch(number, left)
         batch.bytes_copied += payload.bytes_copied
         return encode_responses(len(responses), flags, texts != [], _times_of(batch)), texts, payload
 
@@ -205,7 +205,7 @@ class ResponseWriter:
         payload = self._stream.pack(lists) if lists else None
         nbytes = len(text)
         if payload is not None:
-            nbytes += MOST_INLINE if payload.block is not None else payload.own()
+            nbytes += MOST_INLINE if payload.block is not None else payload.copy_small_tensors()
         flags = flags_of(response, final, failed)
         if final:
             self.requests.remove(request)

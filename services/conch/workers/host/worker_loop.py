@@ -26,7 +26,7 @@ from conch.backends.python.api.pb_metrics import use_metric_families
 from conch.backends.python.python_settings import Settings
 from conch.backends.python.runtime.python_instance import AsyncPythonInstance, open_instance
 from conch.backends.python.runtime.tracebacks import limit_memory
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
@@ -299,7 +299,7 @@ class Host:
         item = todo.popleft()
         assert item is not None, "the lane has checked"
         number, batch = item
-        outcome: Outcome | JoinedResponses
+        outcome: BatchOutcome | JoinedResponses
         try:
             outcome = self._instances[batch.instance or 0].execute(batch)
         except BaseException as error:  # the server ends the process, not a model that raises
@@ -401,7 +401,7 @@ class Host:
         request = self._open_requests.get(subject)
         if request is not None:
             request.completed = True
-            request.kept = None
+            request.backend_state = None
             self._open_requests.remove(request)
             if self._native is not None:
                 self._native.forget_waiting(request)

@@ -21,18 +21,18 @@ class Tail:
 
     def __init__(self, most: int = TAIL_BYTES) -> None:
         self._most = most
-        self._kept = bytearray()
+        self._output = bytearray()
 
     def add(self, data: bytes) -> None:
         """Adds a chunk."""
-        self._kept += data[-self._most :]
-        if len(self._kept) > 2 * self._most:
-            del self._kept[: -self._most]
+        self._output += data[-self._most :]
+        if len(self._output) > 2 * self._most:
+            del self._output[: -self._most]
 
     def text(self) -> str:
         """The kept end as text, without a partial first line."""
-        kept = bytes(self._kept[-self._most :])
-        if len(self._kept) > self._most:
+        kept = bytes(self._output[-self._most :])
+        if len(self._output) > self._most:
             kept = kept.partition(b"\n")[2] or kept
         return kept.decode(errors="replace")
 

@@ -107,7 +107,7 @@ class RestartPolicy:
         return self._next_wait_ns
 
     @property
-    def hopeful(self) -> bool:
+    def serves_soon(self) -> bool:
         """True if requests should wait: the instance serves, or will soon."""
         if self.phase is Phase.WAITING:
             return self.wait_ns <= QUIET_WAIT_NS
@@ -130,6 +130,6 @@ def has_quorum(policies: Iterable[RestartPolicy]) -> bool:
     return phases.count(Phase.SERVING) >= max((len(phases) + 1) // 2, 1)
 
 
-def all_hopeless(policies: Iterable[RestartPolicy]) -> bool:
+def none_serves_soon(policies: Iterable[RestartPolicy]) -> bool:
     """True if no instance serves or will soon."""
-    return not any(policy.hopeful for policy in policies)
+    return not any(policy.serves_soon for policy in policies)

@@ -93,9 +93,9 @@ class Supervisor:
     def await_worker(self, again: OnAvailable) -> bool:
         """Registers a callback for when requests need not wait; False if they need not wait now."""
         with self._group.lock:
-            if self.link is not None or self._group.hopeless or self._closed:
+            if self.link is not None or self._group.refuses_requests or self._closed:
                 return False
-            self._member.again.append(again)
+            self._member.on_available.append(again)
             return True
 
     def refusal(self) -> UnavailableError:
@@ -167,7 +167,7 @@ class Supervisor:
             self._policy.served(self._monitor.clock())
             self._member.check = worker.link.readiness
             self.link = worker.link
-            again, self._member.again = self._member.again, []
+            again, self._member.on_available = self._member.on_available, []
             lost = worker.over
         self._tidy_later(worker.link)
         self._group.changed()
@@ -246,8 +246,8 @@ class Supervisor:
 
     # --- ending --------------------------------------------------------------------------------------------
 
-    def losing(self, worker: WorkerProcess) -> int:
-        """See `Owner.losing`."""
+    def begin_loss(self, worker: WorkerProcess) -> int:
+        """See `Owner.begin_loss`."""
         with self._group.lock:
             if self._policy.phase is Phase.SERVING and self._worker is worker:
                 # From here on new requests wait for the next worker; those in flight fail.
@@ -259,7 +259,7 @@ class Supervisor:
 
     def lost(self, worker: WorkerProcess) -> None:
         """See `Owner.lost`."""
-        self.losing(worker)
+        self.begin_loss(worker)
         with self._group.lock:
             if self._policy.phase is not Phase.LOST or self._worker is not worker:
                 return

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from conch.core.backend import Done, Outcome
+from conch.core.backend import BatchOutcome, Done
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError
 from conch.core.scheduling.scheduler import Batch
@@ -40,7 +40,7 @@ class Watchdog:
         self._starts: dict[int, int] = {}  # in order of their starts, and so of their deadlines
         self._timer: Timer | None = None
 
-    def begin(self) -> int:
+    def begin_batch(self) -> int:
         """Starts watching an execution; returns its number."""
         with self._lock:
             number = next(self._numbers)
@@ -55,7 +55,7 @@ class Watchdog:
         with self._lock:
             return len(self._starts)
 
-    def end(self, number: int) -> None:
+    def end_batch(self, number: int) -> None:
         """Stops watching an execution."""
         with self._lock:
             self._starts.pop(number, None)
@@ -95,7 +95,7 @@ class ExecutingConnection(Protocol):
     def lost(self) -> bool:
         """True once the worker is lost."""
 
-    def kept(self, batch: Batch) -> Sequence[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> Sequence[OpenRequest]:
         """Open requests of a batch that is done."""
 
 
@@ -171,27 +171,27 @@ class _Watched:
         self._link = link
         self._done = done
         self._error = error
-        self._left: set[int] = set()
-        self._number = hangs.begin()
+        self._unfinished: set[int] = set()
+        self._number = hangs.begin_batch()
 
-    def __call__(self, batch: Batch, outcome: Outcome) -> None:
+    def __call__(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Passes the outcome on, or the error of the limit."""
         link = self._link
         if isinstance(outcome, BaseException):
             outcome = self._error(self._number) or outcome
-        elif link.concurrent and (kept := link.kept(batch)):
-            self._left.update(entry.number for entry in kept)
+        elif link.concurrent and (kept := link.open_requests_of(batch)):
+            self._unfinished.update(entry.number for entry in kept)
             for entry in kept:
                 entry.watched = self
-        if not self._left or link.lost:
-            self._hangs.end(self._number)
+        if not self._unfinished or link.lost:
+            self._hangs.end_batch(self._number)
         self._done(batch, outcome)
 
     def ended(self, entry: OpenRequest) -> None:
         """See `Watch`."""
-        self._left.discard(entry.number)
-        if not self._left:
-            self._hangs.end(self._number)
+        self._unfinished.discard(entry.number)
+        if not self._unfinished:
+            self._hangs.end_batch(self._number)
 
     def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
         """See `Watch`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from conch.core.backend import ConfigNotes
 from conch.core.servable import Readiness
-from conch.workers.supervision.restart_policy import RestartPolicy, all_hopeless, has_quorum
+from conch.workers.supervision.restart_policy import RestartPolicy, has_quorum, none_serves_soon
 
 OnAvailable = Callable[[], None]
 
@@ -39,7 +39,7 @@ class Member:
         policy: Its restart policy; changed under the group's lock.
         passive: It takes no requests and does not count.
         check: The worker's own readiness, or None.
-        again: Callbacks for when it accepts batches.
+        on_available: Callbacks for when it accepts batches.
         tell: Called with the instance's readiness after possible changes.
     """
 
@@ -47,7 +47,7 @@ class Member:
     passive: bool
     tell: Callable[[Readiness | None], None]
     check: Readiness | None = None
-    again: list[OnAvailable] = field(default_factory=list)
+    on_available: list[OnAvailable] = field(default_factory=list)
 
 
 class WorkerGroup:
@@ -61,12 +61,12 @@ class WorkerGroup:
         self.notes = ConfigNotes()
         self.lock = threading.Lock()
         self._members: list[Member] = []
-        self._hopeless = False
+        self._refuses_requests = False
 
     @property
-    def hopeless(self) -> bool:
+    def refuses_requests(self) -> bool:
         """True if no worker serves or will soon, so that requests are refused; needs the lock."""
-        return self._hopeless
+        return self._refuses_requests
 
     def join(self, member: Member) -> None:
         """Adds an instance."""
@@ -85,13 +85,13 @@ class WorkerGroup:
         """Updates all members after a change of state; call without the lock."""
         with self.lock:
             active = [member.policy for member in self._members if not member.passive]
-            self._hopeless = bool(active) and all_hopeless(active)
+            self._refuses_requests = bool(active) and none_serves_soon(active)
             ready = has_quorum(active)
             for member in self._members:
                 member.tell(member.check if ready else NOT_READY)
-            told = self._members if self._hopeless else ()
-            again = [call for member in told for call in member.again]
+            told = self._members if self._refuses_requests else ()
+            again = [call for member in told for call in member.on_available]
             for member in told:
-                member.again = []
+                member.on_available = []
         for call in again:
             call()

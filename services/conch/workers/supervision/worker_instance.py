@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from conch.backends.python.python_settings import Settings
-from conch.core.backend import BackendInstance, Done, Outcome, Pending
+from conch.core.backend import BackendInstance, BatchOutcome, Done, Pending
 from conch.core.bls import ServerCalls
 from conch.core.custom_metrics import current_families
 from conch.core.execution.placement import Placement
@@ -92,7 +92,7 @@ class WorkerInstance(BackendInstance):
         worker.supervisor.open()
         return list(worker.instances)
 
-    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+    def start(self, batch: Batch, done: Done) -> BatchOutcome | Pending:
         """Sends a batch to the worker."""
         link, limit = self.supervisor.link, self.limit
         if link is None:

@@ -90,7 +90,7 @@ class Launch:
 class ProcessOwner(Protocol):
     """Receives the loss and the end of a process."""
 
-    def losing(self, worker: WorkerProcess) -> int:
+    def begin_loss(self, worker: WorkerProcess) -> int:
         """The worker is lost; returns the retry hint for its requests in ms."""
 
     def lost(self, worker: WorkerProcess) -> None:
@@ -229,7 +229,7 @@ class WorkerProcess:
 
     def _explain(self, reason: str) -> ConchError:
         """Waits for the end of the process; returns the error for its requests. `reason` may be empty."""
-        retry_after_ms = self._owner.losing(self)
+        retry_after_ms = self._owner.begin_loss(self)
         if not reason and not self.process.wait(_GRACE_S):
             reason = "it has closed its socket"
         if reason:

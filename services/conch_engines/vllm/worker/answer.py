@@ -1,4 +1,4 @@
-"""`Answer`: sends the responses of one request, without blocking the engine's event loop."""
+"""`VllmAnswer`: sends the responses of one request, without blocking the engine's event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-class Answer:
+class VllmAnswer:
     """The responses of one request.
 
     A response that has to wait for a slow client is sent by a thread of `threads`; meanwhile vLLM joins

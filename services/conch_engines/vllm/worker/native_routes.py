@@ -8,7 +8,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from .answer import Answer, texts
+from .answer import VllmAnswer, texts
 from .engine_setup import AbsentError, Engine, SetupError, call, find
 
 ROUTES = (
@@ -62,7 +62,7 @@ class NativeRoutes:
         self._paths = frozenset(ROUTES) & {getattr(each, "path", "") for each in app.routes}
 
     async def serve(
-        self, route: str, body: bytes, request_id: str, answer: Answer, gone: asyncio.Event
+        self, route: str, body: bytes, request_id: str, answer: VllmAnswer, gone: asyncio.Event
     ) -> None:
         """Responds with the pieces of the HTTP response; aborts the request once `gone` is set."""
         scope = {
@@ -87,7 +87,7 @@ class NativeRoutes:
 class _Exchange:
     """One request of the application, as ASGI's two functions."""
 
-    def __init__(self, engine: Engine, body: bytes, answer: Answer, gone: asyncio.Event) -> None:
+    def __init__(self, engine: Engine, body: bytes, answer: VllmAnswer, gone: asyncio.Event) -> None:
         self._engine = engine
         self._body: bytes | None = body
         self._answer = answer

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .answer import Answer, texts
+from .answer import VllmAnswer, texts
 from .engine_setup import Engine, adapter_of
 from .sampling_parameters import sampling_parameters
 
@@ -76,7 +76,7 @@ class Inputs:
         return found
 
 
-async def embed(engine: Engine, request_id: str, wanted: Mapping[str, Any], answer: Answer) -> None:
+async def embed(engine: Engine, request_id: str, wanted: Mapping[str, Any], answer: VllmAnswer) -> None:
     """Responds with an embedding as a JSON list."""
     if "embed" not in engine.tasks:
         raise ValueError(f"Model {engine.name} does not support 'embed' request")
@@ -99,7 +99,7 @@ async def embed(engine: Engine, request_id: str, wanted: Mapping[str, Any], answ
 
 
 async def generate(
-    engine: Engine, request_id: str, inputs: Inputs, more: Mapping[str, Any], answer: Answer
+    engine: Engine, request_id: str, inputs: Inputs, more: Mapping[str, Any], answer: VllmAnswer
 ) -> None:
     """Responds with a text, or with its deltas if ``stream`` is true.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from .answer import Answer
+from .answer import VllmAnswer
 from .engine_metrics import EngineMetrics
 from .engine_setup import (
     VERSIONS,
@@ -173,7 +173,7 @@ class TritonPythonModel:
     def _begin(self, request: Any, sender: Any) -> None:
         parameters = json.loads(request.parameters())
         gone = asyncio.Event()
-        answer = Answer(sender, self._threads)
+        answer = VllmAnswer(sender, self._threads)
         task = self._loop.create_task(self._serve(request, parameters, answer, gone))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -182,7 +182,7 @@ class TritonPythonModel:
         sender.on_cancel(lambda: self._loop.call_soon_threadsafe(leave))
 
     async def _serve(
-        self, request: Any, parameters: dict[str, Any], answer: Answer, gone: asyncio.Event
+        self, request: Any, parameters: dict[str, Any], answer: VllmAnswer, gone: asyncio.Event
     ) -> None:
         errors = pb_utils.TritonError
         try:
@@ -203,7 +203,7 @@ class TritonPythonModel:
             await answer.fail("Request was cancelled", errors.CANCELLED)
 
     async def _respond(
-        self, request: Any, parameters: dict[str, Any], answer: Answer, gone: asyncio.Event
+        self, request: Any, parameters: dict[str, Any], answer: VllmAnswer, gone: asyncio.Event
     ) -> None:
         engine = self._engine
         # Unique, as vLLM wants it: a client may use an id twice at a time.

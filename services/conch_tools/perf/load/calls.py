@@ -8,7 +8,7 @@ from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.measure.records import KeptResponse
 
 
-class Call:
+class LoadCall:
     """One request that is sent, or about to be.
 
     Attributes:
@@ -35,13 +35,13 @@ class Call:
 class Ended(Protocol):
     """Receiver of ends and of responses."""
 
-    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+    def call_ended(self, call: LoadCall, error: str, now_ns: int) -> None:
         """A call has its last response, or an error: empty for success."""
 
     def explained(self, error: str, text: str) -> None:
         """Takes the server's text of an error: of the first one on a connection."""
 
-    def responded(self, call: Call, now_ns: int) -> None:
+    def responded(self, call: LoadCall, now_ns: int) -> None:
         """A response of a stream has come; the call has the time of the one before."""
 
 
@@ -70,7 +70,7 @@ class Client(Protocol):
     def fileno(self) -> int:
         """The socket's descriptor."""
 
-    def send(self, call: Call, now_ns: int) -> None:
+    def send(self, call: LoadCall, now_ns: int) -> None:
         """Queues a call; `flush` sends it."""
 
     def flush(self, now_ns: int) -> None:

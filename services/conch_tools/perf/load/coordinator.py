@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic_ns
 
-from conch_tools.perf.load.load_process import Plan, ProcessEnd, run_process
+from conch_tools.perf.load.load_process import LoadPlan, ProcessEnd, run_process
 from conch_tools.perf.measure.results import Generator
 from conch_tools.perf.measure.slices import Slice
 
@@ -72,7 +72,7 @@ class _Child:
 
 
 def run_load(
-    plan: Plan,
+    plan: LoadPlan,
     processes: int,
     progress: Callable[[Slice], object],
     enough: Callable[[Sequence[Slice]], bool] | None = None,
@@ -111,7 +111,7 @@ def run_load(
     return outcome
 
 
-def _start(plan: Plan, share: int, shares: int) -> _Child:
+def _start(plan: LoadPlan, share: int, shares: int) -> _Child:
     # A process that is forked has no state of this one; its threads are none of gRPC's.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -163,7 +163,7 @@ class _Collector:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoadPlan,
         children: Sequence[_Child],
         begin_ns: int,
         progress: Callable[[Slice], object],
@@ -197,7 +197,7 @@ class _Collector:
                 for end in ends:
                     assert isinstance(end, Connection), "it is one of ours"
                     self._receive(self._running[end])
-                self._pass_on()
+                self._report_whole_seconds()
             except KeyboardInterrupt:
                 if self._interrupted:  # the second one
                     self._give_up()
@@ -244,7 +244,7 @@ class _Collector:
             known.add(found)
         child.whole = found.second + 1
 
-    def _pass_on(self) -> None:
+    def _report_whole_seconds(self) -> None:
         """Passes on the seconds that are whole now."""
         whole = min((child.whole for child in self._running.values()), default=self._plan.seconds)
         if whole <= self._whole:

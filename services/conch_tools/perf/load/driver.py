@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from time import monotonic_ns
 
-from conch_tools.perf.load.calls import Call, Client
+from conch_tools.perf.load.calls import Client, LoadCall
 from conch_tools.perf.load.connecting import Connector
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
@@ -130,11 +130,11 @@ class Driver:
         """Keeps what the server says of the first error of a status."""
         self.texts.setdefault(error, text[:_MOST_TEXT])
 
-    def responded(self, call: Call, now_ns: int) -> None:
+    def responded(self, call: LoadCall, now_ns: int) -> None:
         """Counts a response of a stream."""
         self._recorder.responded(call, now_ns)
 
-    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+    def call_ended(self, call: LoadCall, error: str, now_ns: int) -> None:
         """Counts an end; in a closed loop the slot goes on."""
         self._recorder.ended(call, error, now_ns)
         self._outstanding -= 1
@@ -154,7 +154,7 @@ class Driver:
                 return
         self._outstanding += 1
         self._left -= 1
-        self._send(client, Call(self._next_request(slot), now_ns, slot, self._keeps), now_ns, now_ns)
+        self._send(client, LoadCall(self._next_request(slot), now_ns, slot, self._keeps), now_ns, now_ns)
 
     def _send_waiting(self, now_ns: int) -> None:
         while self._waiting:
@@ -162,9 +162,9 @@ class Driver:
             if client is None:
                 return
             due_ns = self._waiting.popleft()
-            self._send(client, Call(self._next_request(-1), due_ns, keeps=self._keeps), due_ns, now_ns)
+            self._send(client, LoadCall(self._next_request(-1), due_ns, keeps=self._keeps), due_ns, now_ns)
 
-    def _send(self, client: Client, call: Call, ready_ns: int, now_ns: int) -> None:
+    def _send(self, client: Client, call: LoadCall, ready_ns: int, now_ns: int) -> None:
         client.send(call, now_ns)
         self._recorder.sent(ready_ns, now_ns)
         self._dirty[client.fileno()] = client
@@ -289,7 +289,7 @@ class SequenceDriver(Driver):
         self._idle = deque(range(slots))  # of an open loop: sequences without an outstanding call
         self._idle_since_ns = 0
 
-    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+    def call_ended(self, call: LoadCall, error: str, now_ns: int) -> None:
         """Counts an end; the sequence goes on, or the slot begins another one."""
         if self._sequences.ended(call.slot, error):
             self._recorder.sequence_ended(now_ns)
@@ -310,7 +310,7 @@ class SequenceDriver(Driver):
                 client = None if slot in tried else self._slot_client(slot, now)
                 if client is not None:
                     tried.add(slot)
-                    self._send(client, Call(self._sequences.last_request(slot), now, slot), now, now)
+                    self._send(client, LoadCall(self._sequences.last_request(slot), now, slot), now, now)
             if not any(client.in_flight for _, client in self._clients.values()):
                 break
             self._round(min(until_ns - now, _LONGEST_WAIT_NS))
@@ -321,6 +321,6 @@ class SequenceDriver(Driver):
             if client is None:
                 return
             slot, due_ns = self._idle.popleft(), self._waiting.popleft()
-            call = Call(self._next_request(slot), due_ns, slot, self._keeps)
+            call = LoadCall(self._next_request(slot), due_ns, slot, self._keeps)
             # The generator is not late where all sequences wait for answers.
             self._send(client, call, max(due_ns, self._idle_since_ns), now_ns)

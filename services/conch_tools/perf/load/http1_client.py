@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from time import monotonic_ns
 
 from conch_tools.connection import Endpoint
-from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.load.calls import Ended, LoadCall
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
 from conch_tools.perf.load.validation import http_difference
 from conch_tools.perf.measure.records import KeptResponse
@@ -45,7 +45,7 @@ class Http1Client(SocketClient):
         self._binary_head = (
             b"%b\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: " % start
         )
-        self._call: Call | None = None
+        self._call: LoadCall | None = None
         self._unsent = memoryview(b"")
         self._received = b""
         self._left = -1  # bytes of the body to come; -1 before the head, -2 while chunks come
@@ -71,7 +71,7 @@ class Http1Client(SocketClient):
         """True if the socket took only a part of the output."""
         return bool(self._unsent)
 
-    def send(self, call: Call, now_ns: int) -> None:
+    def send(self, call: LoadCall, now_ns: int) -> None:
         """Queues a call; `flush` sends it."""
         call.sent_ns = now_ns
         self.in_flight = 1

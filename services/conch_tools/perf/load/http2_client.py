@@ -27,7 +27,7 @@ from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.protocol import inference_pb2
 from conch.protocol.status_names import STATUS_NAMES
 from conch_tools.connection import Endpoint
-from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.load.calls import Ended, LoadCall
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
 from conch_tools.perf.load.validation import grpc_difference
 from conch_tools.perf.measure.records import KeptResponse
@@ -43,7 +43,7 @@ class _Open:
 
     __slots__ = ("calls", "message")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: LoadCall) -> None:
         self.calls = [call]
         self.message = bytearray()
 
@@ -132,7 +132,7 @@ class Http2Client(SocketClient):
         """True if the socket took only a part of the output."""
         return bool(self._unsent)
 
-    def send(self, call: Call, now_ns: int) -> None:
+    def send(self, call: LoadCall, now_ns: int) -> None:
         """Queues a call; `flush` sends it."""
         call.sent_ns = now_ns
         self.in_flight += 1
@@ -301,7 +301,7 @@ class Http2Client(SocketClient):
             self._explained.add(error)
             self._ended.explained(error, text if isinstance(text, str) else unquote(text.decode()))
 
-    def _end(self, call: Call, error: str, now_ns: int) -> None:
+    def _end(self, call: LoadCall, error: str, now_ns: int) -> None:
         self.in_flight -= 1
         self._ended.call_ended(call, error, now_ns)
 

@@ -26,7 +26,7 @@ _SEQUENCES_END_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """Load of all processes together.
 
     Attributes:
@@ -80,7 +80,7 @@ class ProcessEnd:
     texts: Mapping[str, str]
 
 
-def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
+def run_process(plan: LoadPlan, share: int, shares: int, parent: Connection) -> None:
     """Runs one process's part.
 
     Says that it is ready, gets the time at which to begin, sends each second's counts, and last a
@@ -111,7 +111,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
 
 
 def _driver(
-    plan: Plan, share: int, shares: int, recorder: Recorder, stops: Callable[[], bool]
+    plan: LoadPlan, share: int, shares: int, recorder: Recorder, stops: Callable[[], bool]
 ) -> tuple[Driver, int]:
     """The driver of one process, and how many slots of all there are it has."""
     connections = max(1, plan.connections // shares)
@@ -147,7 +147,7 @@ class _Stop:
         return self._parent.poll()
 
 
-def _times(plan: Plan, share: int, shares: int) -> Iterator[float]:
+def _times(plan: LoadPlan, share: int, shares: int) -> Iterator[float]:
     load = plan.load
     if plan.gaps_us:
         return schedules.traced(plan.gaps_us, share, shares)
@@ -167,7 +167,7 @@ def _in_turn(requests: Sequence[ReadyRequest], share: int) -> Callable[[int], Re
     return next_request
 
 
-def _connect(plan: Plan, ended: Driver) -> Client:
+def _connect(plan: LoadPlan, ended: Driver) -> Client:
     if plan.endpoint.protocol == "http":
         return Http1Client(plan.endpoint, plan.path, ended, plan.validates)
     return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended, plan.validates)

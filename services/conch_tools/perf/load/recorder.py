@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Callable
 
-from conch_tools.perf.load.calls import Call
+from conch_tools.perf.load.calls import LoadCall
 from conch_tools.perf.measure.records import CallRecord
 from conch_tools.perf.measure.slices import Slice
 
@@ -48,7 +48,7 @@ class Recorder:
             self._turn(now_ns)
         self._slice.shed += 1
 
-    def responded(self, call: Call, now_ns: int) -> None:
+    def responded(self, call: LoadCall, now_ns: int) -> None:
         """Counts a response of a stream."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -60,7 +60,7 @@ class Recorder:
             call.first_ns = now_ns
             self._first.append(now_ns - call.sent_ns)
 
-    def ended(self, call: Call, error: str, now_ns: int) -> None:
+    def ended(self, call: LoadCall, error: str, now_ns: int) -> None:
         """Counts an end."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)

@@ -73,7 +73,7 @@ class Histogram:
             return 0.0
         rank = min(int(share * (count - 1) + 0.5), count - 1)
         step = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
-        return min(_middle_of(step), float(self.largest_ns))
+        return min(_bucket_middle(step), float(self.largest_ns))
 
     def up_to(self, time_ns: float) -> int:
         """Number of times of at most `time_ns`, within a step."""
@@ -123,7 +123,7 @@ def _steps_of(times: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.minimum(steps, _SIZE - 1)
 
 
-def _middle_of(step: int) -> float:
+def _bucket_middle(step: int) -> float:
     shift = max((step >> _STEP_BITS) - 1, 0)
     lowest = (step - (shift << _STEP_BITS)) << shift
     return lowest + ((1 << shift) - 1) / 2

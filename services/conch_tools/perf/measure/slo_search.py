@@ -80,7 +80,7 @@ def _times_and_quantile(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """Result of a search.
 
     Attributes:
@@ -136,14 +136,14 @@ class RateSearch:
                 self._nearest = (worst.excess(point), rate, self._why_unmet)
         self._next = self._choose()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SearchOutcome:
         """The result so far; final once `ask` returns None."""
         if self._met is None:
             _, rate, why = self._nearest
-            return Outcome(None, f"No rate meets the limits; the nearest was {rate:g}/s: {why}.")
+            return SearchOutcome(None, f"No rate meets the limits; the nearest was {rate:g}/s: {why}.")
         if self._unmet is None:
-            return Outcome(self._met, f"{self._met:g}/s meets the limits; no higher rate was tried.")
-        return Outcome(
+            return SearchOutcome(self._met, f"{self._met:g}/s meets the limits; no higher rate was tried.")
+        return SearchOutcome(
             self._met, f"{self._met:g}/s meets the limits; {self._unmet:g}/s doesn't: {self._why_unmet}."
         )
 

@@ -9,7 +9,7 @@ from tests.support.tokens import Issuer
 
 from conch.access.policy_file import read_policy
 from conch.access.principals import EVERY_MODEL, ModelPatterns, Role
-from conch.access.request_limits import Limits
+from conch.access.request_limits import RequestLimits
 from conch.cli.access_command import run
 from conch.core.errors import InvalidArgumentError
 
@@ -58,7 +58,7 @@ def test_all_of_a_policy(directory: Path) -> None:
     web, users = policy.principals
     assert policy.jwt is not None
     assert (policy.jwt.audiences, policy.jwt.clock_skew_s, policy.certificates) == (("a",), 5.0, True)
-    assert (len(web.keys), web.keys[2], web.limits) == (3, b"\n" * 32, Limits(2.5, 1_000_000, 3, 0.5))
+    assert (len(web.keys), web.keys[2], web.limits) == (3, b"\n" * 32, RequestLimits(2.5, 1_000_000, 3, 0.5))
     assert web.models == {Role.INFER: ("digits*", "simple"), Role.READ: ("*",)}
     assert (users.claims, users.models) == ({"sub": "u", "groups": "ml"}, {Role.CONTROL: ("staging-*",)})
     assert run(["check", str(directory / "access.toml")]) == 0

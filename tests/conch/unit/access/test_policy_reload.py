@@ -65,7 +65,7 @@ class Place:
 
     def looks(self, times: int) -> None:
         for _ in range(times):
-            self.reload.look()
+            self.reload.reread_files()
 
     def may(self, credential: str, model: str = "m") -> bool:
         """True if a caller may run a model."""
@@ -118,8 +118,8 @@ def test_a_directory_that_is_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     reload.start(access)
     (tmp_path / "new").symlink_to(tmp_path / "2")
     (tmp_path / "new").rename(tmp_path / "data")
-    reload.look()
-    reload.look()
+    reload.reread_files()
+    reload.reread_files()
     reload.stop()
     assert AccessGuard(access, "test").admit(Caller(SECOND), INFERS, "infer").name == "web"
 
@@ -269,8 +269,8 @@ def test_other_rules_for_tokens_keep_the_keys_of_their_url(
             eventually(lambda: access.counts().fetches["ok"], "the keys are fetched")
             jwks.status = 500
             path.write_text("[jwt]\nclock_skew_seconds = 5\n" + tokens(jwks.url).removeprefix("[jwt]\n"))
-            reload.look()
-            reload.look()
+            reload.reread_files()
+            reload.reread_files()
             assert access.counts().reloads["ok"]
             assert access.grant(Caller(issuer.token(groups="ml"))).name == "ml"
             assert jwks.asked == 1
@@ -302,14 +302,14 @@ def test_keys_that_are_left_out_are_told_once(
     try:
         path.write_text(text + "# changed")
         for _ in range(2):
-            reload.look()
+            reload.reread_files()
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert [("(kid 'a')" in text, "(kid 'b')" in text) for text in warnings] == [
             (True, False), (False, True)
         ]  # fmt: skip
         keys.write_text('{"keys": [{"kty": "oct"}]}')
         for _ in range(2):
-            reload.look()
+            reload.reread_files()
         assert (
             "jwks.json: no key of the JWK set can be used: key 1: its type is none of" in caplog.messages[-1]
         )

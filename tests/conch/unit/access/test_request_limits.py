@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.access.request_limits import Limiter, Limits
+from conch.access.request_limits import Limiter, RequestLimits
 from conch.core.errors import ResourceExhaustedError
 
 S = 1_000_000_000
@@ -27,7 +27,7 @@ class SteeredClock:
 def taken(limiter: Limiter, size: int) -> float | None:
     """The seconds to wait, None if a call was admitted."""
     try:
-        limiter.take(size)
+        limiter.take_request(size)
     except ResourceExhaustedError as error:
         assert error.retry_after_ms is not None and error.retry_after_ms > 0
         return error.retry_after_ms / 1000
@@ -39,7 +39,7 @@ def test_calls_of_any_time_keep_to_the_rate_and_the_wait_is_true(
     rate: float, steps: list[tuple[int, int]]
 ) -> None:
     clock = SteeredClock()
-    limiter = Limiter("a", Limits(requests_per_second=rate), clock)
+    limiter = Limiter("a", RequestLimits(requests_per_second=rate), clock)
     admitted: list[int] = []
     for wait_ns, size in steps:
         clock.now += wait_ns
@@ -59,7 +59,7 @@ def test_calls_of_any_time_keep_to_the_rate_and_the_wait_is_true(
 @given(rates, steps)
 def test_bytes_are_taken_on_credit(rate: float, steps: list[tuple[int, int]]) -> None:
     clock = SteeredClock()
-    limiter = Limiter("a", Limits(bytes_per_second=rate), clock)
+    limiter = Limiter("a", RequestLimits(bytes_per_second=rate), clock)
     began, total = clock.now, 0
     for wait_ns, size in steps:
         clock.now += wait_ns
@@ -75,7 +75,7 @@ def test_bytes_are_taken_on_credit(rate: float, steps: list[tuple[int, int]]) ->
 
 def test_a_refused_call_is_charged_for_nothing() -> None:
     clock = SteeredClock()
-    limiter = Limiter("a", Limits(requests_per_second=1, bytes_per_second=100), clock)
+    limiter = Limiter("a", RequestLimits(requests_per_second=1, bytes_per_second=100), clock)
     assert taken(limiter, 10_000) is None
     assert taken(limiter, 0) == 1.0  # by calls, although bytes take longer
     clock.now += S
@@ -86,7 +86,7 @@ def test_a_refused_call_is_charged_for_nothing() -> None:
 
 def test_loads_of_models() -> None:
     clock = SteeredClock()
-    limiter = Limiter("a", Limits(cold_loads_per_minute=2), clock)
+    limiter = Limiter("a", RequestLimits(cold_loads_per_minute=2), clock)
     limiter.take_load()
     limiter.take_load()
     with pytest.raises(
@@ -96,17 +96,17 @@ def test_loads_of_models() -> None:
     assert refused.value.retry_after_ms == 30_000
     clock.now += 30 * S
     limiter.take_load()
-    Limiter("b", Limits(requests_per_second=1), clock).take_load()
+    Limiter("b", RequestLimits(requests_per_second=1), clock).take_load()
 
 
 def test_requests_in_flight() -> None:
-    limiter = Limiter("a", Limits(concurrent=2))
+    limiter = Limiter("a", RequestLimits(concurrent=2))
     limiter.enter()
     limiter.enter()
     with pytest.raises(ResourceExhaustedError, match="'a' is over its limit of 2 requests at a time"):
         limiter.enter()
     limiter.leave()
     limiter.enter()
-    limiter.change(Limits(concurrent=3))  # those in flight still count
+    limiter.change(RequestLimits(concurrent=3))  # those in flight still count
     limiter.enter()
     assert limiter.in_flight == 3

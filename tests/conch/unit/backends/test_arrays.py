@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.backend_harness import Answer, Harness, rows, strings
+from tests.support.backend_harness import Harness, HarnessAnswer, rows, strings
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.core.execution.executor import Executor
@@ -58,7 +58,7 @@ def spec(max_batch_size: int = 64, **changes: Any) -> ModelSpec:
 
 def run(
     model: ModelSpec, function: Function, inputs: list[dict[str, Array]], **attributes: Any
-) -> tuple[list[Answer], Batch]:
+) -> tuple[list[HarnessAnswer], Batch]:
     pairs = [Harness.request(item, **attributes) for item in inputs]
     sizes = [len(next(iter(item.values()))) if model.max_batch_size else 1 for item in inputs]
     batch = Batch([request for request, _ in pairs], sum(sizes))

@@ -55,7 +55,7 @@ class Recorder:
         for name, wanted in places.items():
             array = results[name]
             assert isinstance(array, np.ndarray)
-            made = wanted[0].another(array.nbytes)
+            made = wanted[0].new_memory(array.nbytes)
             assert made is not None
             made.write([array.tobytes()])
             results[name] = DeviceTensor(name, "FP32", array.shape, made)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.backend_harness import Answer, Harness, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, tensor_specs
 from tests.support.onnx_graphs import graph, node
 from tests.support.sharing import SharedObject, shared_object
 
@@ -76,9 +76,9 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def ask(
     model: Model, regions: Regions, offset: int = NBYTES, size: int = NBYTES, between: Any = None
-) -> Answer:
+) -> HarnessAnswer:
     """Has the model double what the region begins with, and write it to a place."""
-    answer = Answer()
+    answer = HarnessAnswer()
     uses = RegionBindings(regions)
     tensor = uses.input("r", 0, NBYTES, "IN", "FP32", (1, COUNT))
     uses.output("r", offset, size, "OUT")
@@ -157,7 +157,7 @@ def test_a_region_that_shrinks_under_a_model_that_writes(
     """The check beforehand passes, as it would if it came a moment earlier."""
     with monkeypatch.context() as patch:
         patch.setattr(SystemRegion, "check", lambda self: memory.resize(NBYTES))
-        answer = Answer()
+        answer = HarnessAnswer()
         uses = RegionBindings(regions)
         tensor = uses.input("r", 0, NBYTES, "IN", "FP32", (1, COUNT))
         uses.output("r", NBYTES, NBYTES, "OUT")

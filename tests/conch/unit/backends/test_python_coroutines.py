@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.backend_harness import Answer, Harness, one_batch, opened, rows, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, one_batch, opened, rows, tensor_specs
 from tests.support.servers import eventually
 
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
-from conch.backends.python.runtime.event_loop import EventLoop, Outcome
+from conch.backends.python.runtime.event_loop import EventLoop, TaskEnd
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, Resource, SequenceBatching
@@ -78,7 +78,7 @@ def load(harness: Harness, body: str, limit: int | None = None, **changes: Any) 
     return harness.load(PythonBackend(), spec)
 
 
-def infer(harness: Harness, model: Model, value: float) -> Answer:
+def infer(harness: Harness, model: Model, value: float) -> HarnessAnswer:
     return harness.infer(model, {"A": rows(value)})
 
 
@@ -250,10 +250,10 @@ def loop() -> Iterator[EventLoop]:
 def test_flights_hand_over_each_outcome_once(loop: EventLoop) -> None:
     """A coroutine may end before or after the wait for it has ended."""
     flights = ConcurrencyLimit(loop, 3)
-    later: list[Outcome] = []
+    later: list[TaskEnd] = []
     both = threading.Lock()
 
-    def goes_on(outcome: Outcome) -> None:
+    def goes_on(outcome: TaskEnd) -> None:
         with both:
             later.append(outcome)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.backend_harness import Answer, Harness, one_batch, opened, rows, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, one_batch, opened, rows, tensor_specs
 from tests.support.profiles import scaled
 from tests.support.servers import eventually
 
@@ -67,7 +67,7 @@ def load(
     return harness.load(PythonBackend(), spec)
 
 
-def values(answer: Answer) -> list[float]:
+def values(answer: HarnessAnswer) -> list[float]:
     return [response.outputs[0].numpy()[0, 0] for response in answer.wait()]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.backend_harness import Answer, Harness, one_batch, rows, strings, tensor_specs
+from tests.support.backend_harness import Harness, HarnessAnswer, one_batch, rows, strings, tensor_specs
 from tests.support.profiles import scaled
 
 from conch.backends.python.runtime.python_instance import open_instance
@@ -68,7 +68,7 @@ def load(harness: Harness, source: str, name: str = "m", **changes: Any) -> Mode
     )
 
 
-def run_two(harness: Harness, source: str, **changes: Any) -> list[Answer]:
+def run_two(harness: Harness, source: str, **changes: Any) -> list[HarnessAnswer]:
     """Two requests in one batch."""
     model = load(harness, source, batching=one_batch(2), **changes)
     return harness.batch(model, [{"A": rows(1)}, {"A": rows(2)}])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conch.unit.backends.test_arrays import Function, spec
-from tests.support.backend_harness import Answer, Harness
+from tests.support.backend_harness import Harness, HarnessAnswer
 
 from conch.backends.arrays import ArrayInstance
 from conch.backends.gather import KINDS
@@ -74,7 +74,7 @@ class Seen:
 
 def run(
     model: ModelSpec, function: Function, inputs: list[dict[str, Array]], **attributes: Any
-) -> tuple[list[Answer], Batch]:
+) -> tuple[list[HarnessAnswer], Batch]:
     pairs = [Harness.request(item, **attributes) for item in inputs]
     batch = Batch([request for request, _ in pairs], len(inputs))
     Executor(model, ModelStatistics(), lambda: 1).run(ArrayInstance(model, function), batch)

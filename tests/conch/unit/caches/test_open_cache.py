@@ -19,7 +19,7 @@ from conch.cli.settings.settings_reader import read_flags
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
-from conch.server import Server
+from conch.server import InferenceServer
 from conch.server_options import PartOptions, ServerOptions
 from conch.server_settings import build_options
 from conch.settings.option import FlagError
@@ -169,13 +169,13 @@ def test_a_server_opens_its_cache_and_closes_it(
     monkeypatch.setattr("conch.caches.open_cache", open_other)
     given = ServerOptions(cache={"other": {"a": "b"}})
     with caplog.at_level(logging.INFO):
-        server = Server(PartOptions(given, ControlOptions((tmp_path,))))
+        server = InferenceServer(PartOptions(given, ControlOptions((tmp_path,))))
         server.start()
         assert server.stop()
     assert [cache.closed for cache in opened] == [1]
     assert "response cache 'other', keys are made with " in caplog.text
     with pytest.raises(InvalidArgumentError):
-        Server(PartOptions(given, ControlOptions((tmp_path / "nope",)))).start()
+        InferenceServer(PartOptions(given, ControlOptions((tmp_path / "nope",)))).start()
     assert [cache.closed for cache in opened] == [1, 1]
 
 

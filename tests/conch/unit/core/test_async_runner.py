@@ -465,7 +465,7 @@ class TestAway:
         assert answers.wait(7)
         assert texts(answers) == [""] * 7
         end(model, loaded)
-        assert limiter.held == 0
+        assert limiter.units_in_use == 0
 
 
 class TestResize:
@@ -567,12 +567,12 @@ class TestResources:
             model.submit(make_request(answers))
         for _ in range(4):
             kept.wait(1)
-            assert (len(kept.batches), limiter.held) == (1, 1)
+            assert (len(kept.batches), limiter.units_in_use) == (1, 1)
             kept.finish()
         assert texts(answers) == [""] * 4
         end(one, ones)
         end(two, twos)
-        assert limiter.held == 0
+        assert limiter.units_in_use == 0
 
     def test_one_that_is_away_leaves_them_to_the_others(self) -> None:
         limiter, kept = RateLimiter(), Kept()
@@ -581,7 +581,7 @@ class TestResources:
         answers = Answers()
         ones.instances[0].go()
         one.submit(make_request(answers))
-        assert (ones.instances[0].set_aside, limiter.held) == (True, 0)
+        assert (ones.instances[0].set_aside, limiter.units_in_use) == (True, 0)
         two.submit(make_request(answers))
         kept.finish()
         ones.instances[0].come_back()
@@ -609,7 +609,7 @@ class TestResources:
         assert texts(answers) == [""] * 4
         end(one, ones)
         end(two, twos)
-        assert limiter.held == 0
+        assert limiter.units_in_use == 0
 
 
 class TestCancel:

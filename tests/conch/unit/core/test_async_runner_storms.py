@@ -148,7 +148,7 @@ class Storm:
         counted = self.model.statistics.snapshot()
         assert (counted.pending, counted.running) == (0, 0)
         assert counted.success.count + counted.fail.count == len(self.sent)
-        assert self.limiter.held == 0
+        assert self.limiter.units_in_use == 0
 
 
 @settings(max_examples=scaled(80))

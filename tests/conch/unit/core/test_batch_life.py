@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.core import WAIT_S, Answers, Instance, echo, make_request, make_spec
 
-from conch.core.backend import PENDING, BackendInstance, Done, Outcome, Pending
+from conch.core.backend import PENDING, BackendInstance, BatchOutcome, Done, Pending
 from conch.core.execution.executor import Executor
 from conch.core.execution.runner import BatchState, Runner
 from conch.core.model_statistics import ModelStatistics
@@ -34,7 +34,7 @@ class Starts(BackendInstance):
         self.early: Callable[[Batch], None] = lambda batch: None
         self._done: Done
 
-    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+    def start(self, batch: Batch, done: Done) -> BatchOutcome | Pending:
         assert batch.state is BatchState.TAKEN
         batch.compute_input_end_ns = batch.compute_start_ns
         self.batches.append(batch)

@@ -293,7 +293,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.clock.now += 3 * HOUR
         for version in self.versions:
             self.expire(version)
-            assert version.scheduler.held == 0
+            assert version.scheduler.live_sequences == 0
             assert version.scheduler.drain() == []
             assert version.idle == set(range(self.instances))
 

@@ -46,10 +46,10 @@ class HostMemory(DeviceMemory):
         joined = b"".join([part.read() if isinstance(part, DeviceMemory) else part for part in parts])
         self.content[self.start : self.start + len(joined)] = joined
 
-    def owned(self, pointer: int, nbytes: int, owner: object) -> HostMemory:
+    def view_owned_by(self, pointer: int, nbytes: int, owner: object) -> HostMemory:
         raise NotImplementedError
 
-    def another(self, nbytes: int) -> HostMemory | None:
+    def new_memory(self, nbytes: int) -> HostMemory | None:
         return HostMemory(bytearray(nbytes)) if self.pools else None
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.profiles import scaled
 
-from conch.core.ensembles.flow import Answer, Correlation, Flow, Run
-from conch.core.ensembles.plan import Plan, Selection, Step
+from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, Run
+from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
@@ -38,7 +38,7 @@ def chance(*of: object) -> int:
     return zlib.crc32(repr(of).encode())
 
 
-def answers_of(step: Step, inputs: Values, wanted: tuple[tuple[str, str], ...]) -> list[Values]:
+def answers_of(step: ModelStep, inputs: Values, wanted: tuple[tuple[str, str], ...]) -> list[Values]:
     """Answers of a step's model to some inputs: any number if decoupled, some outputs left out."""
     known = sorted(inputs.items())
     count = chance(step.number, known) % 4 if step.decoupled else 1
@@ -60,7 +60,7 @@ class Expected:
     answers: Counter[tuple[tuple[str, str], ...]] = field(default_factory=Counter)
 
 
-def evaluate(plan: Plan, selection: Selection, inputs: Values) -> Expected:
+def evaluate(plan: EnsemblePlan, selection: Selection, inputs: Values) -> Expected:
     """Runs each step in each set of tensors that has what it needs, one after the other."""
     expected = Expected()
     needed = [step for step in plan.steps if step.number in selection.awaited]
@@ -90,7 +90,7 @@ def evaluate(plan: Plan, selection: Selection, inputs: Values) -> Expected:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> EnsemblePlan:
     """Ensembles of up to six steps, each with inputs of one scope."""
     inputs = [f"in{number}" for number in range(draw(st.integers(1, 2)))]
     scopes: dict[int, list[str]] = {0: list(inputs)}
@@ -101,7 +101,7 @@ def plans(draw: st.DrawFn) -> Plan:
         made = [f"t{number}_{output}" for output in range(draw(st.integers(1, 2)))]
         decoupled = draw(st.integers(0, 2)) == 0
         steps.append(
-            Step(
+            ModelStep(
                 number,
                 f"m{number}",
                 "",
@@ -113,18 +113,18 @@ def plans(draw: st.DrawFn) -> Plan:
         scopes.setdefault(number + 1 if decoupled else scope, []).extend(made)
     last = draw(st.sampled_from(sorted(scopes)))
     outputs = draw(st.lists(st.sampled_from(scopes[last]), min_size=1, max_size=3, unique=True))
-    return Plan("e", inputs, outputs, steps, draw(st.sampled_from([0, 0, 1, 2])))
+    return EnsemblePlan("e", inputs, outputs, steps, draw(st.sampled_from([0, 0, 1, 2])))
 
 
 class Driver:
     """Answers a flow's runs in any order, and keeps what it says."""
 
-    def __init__(self, plan: Plan, requested: tuple[str, ...] | None = None) -> None:
+    def __init__(self, plan: EnsemblePlan, requested: tuple[str, ...] | None = None) -> None:
         self.plan = plan
         self.flow = Flow(plan, requested, NO_SEQUENCE)
         self.open: list[tuple[Run, Iterator[tuple[Values | None, bool]]]] = []
         self.runs: list[Run] = []
-        self.answers: list[Answer] = []
+        self.answers: list[EnsembleAnswer] = []
 
     def take(self, together: bool = True) -> None:
         """Takes what is to be done, and checks what always holds."""
@@ -155,7 +155,7 @@ class Driver:
     def check_nothing_left(self) -> None:
         assert not self.open
         assert self.flow.drained
-        assert not self.flow.held
+        assert not self.flow.held_count
 
 
 def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bool]]:
@@ -168,18 +168,18 @@ def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bo
 
 @settings(max_examples=scaled(400), deadline=None)
 @given(plans(), st.data())
-def test_what_comes_out_is_what_the_steps_make(plan: Plan, data: st.DataObject) -> None:
+def test_what_comes_out_is_what_the_steps_make(plan: EnsemblePlan, data: st.DataObject) -> None:
     check_what_comes_out(plan, data)
 
 
 @pytest.mark.slow
 @settings(max_examples=scaled(1000), deadline=None)
 @given(plans(), st.data())
-def test_what_comes_out_of_very_many(plan: Plan, data: st.DataObject) -> None:
+def test_what_comes_out_of_very_many(plan: EnsemblePlan, data: st.DataObject) -> None:
     check_what_comes_out(plan, data)
 
 
-def check_what_comes_out(plan: Plan, data: st.DataObject) -> None:
+def check_what_comes_out(plan: EnsemblePlan, data: st.DataObject) -> None:
     """Runs a request to its end, and compares everything with what a plain evaluation says."""
     requested = data.draw(
         st.none() | st.lists(st.sampled_from(plan.outputs), min_size=1, max_size=3).map(tuple)
@@ -211,7 +211,7 @@ def check_what_comes_out(plan: Plan, data: st.DataObject) -> None:
 
 @settings(max_examples=scaled(300), deadline=None)
 @given(plans(), st.data())
-def test_errors_end_it_once_and_runs_are_drained(plan: Plan, data: st.DataObject) -> None:
+def test_errors_end_it_once_and_runs_are_drained(plan: EnsemblePlan, data: st.DataObject) -> None:
     driver = Driver(plan)
     driver.flow.start({name: tensor(name) for name in plan.inputs})
     driver.take()
@@ -245,17 +245,19 @@ def test_errors_end_it_once_and_runs_are_drained(plan: Plan, data: st.DataObject
     assert driver.answers[-1].final
 
 
-def chain(*decoupled: bool, max_inflight: int = 0) -> Plan:
+def chain(*decoupled: bool, max_inflight: int = 0) -> EnsemblePlan:
     """Steps one after the other: X, t0, t1, ..."""
     names = ["X", *(f"t{number}" for number in range(len(decoupled)))]
     steps = [
-        Step(number, f"m{number}", "", (("I", names[number]),), (("O", names[number + 1]),), flag)
+        ModelStep(number, f"m{number}", "", (("I", names[number]),), (("O", names[number + 1]),), flag)
         for number, flag in enumerate(decoupled)
     ]
-    return Plan("e", ["X"], [names[-1]], steps, max_inflight)
+    return EnsemblePlan("e", ["X"], [names[-1]], steps, max_inflight)
 
 
-def start(plan: Plan, requested: tuple[str, ...] | None = None) -> tuple[Flow, list[Run], list[Answer]]:
+def start(
+    plan: EnsemblePlan, requested: tuple[str, ...] | None = None
+) -> tuple[Flow, list[Run], list[EnsembleAnswer]]:
     flow = Flow(plan, requested, Correlation(3, True, False))
     flow.start({name: tensor(name) for name in plan.inputs})
     return flow, *flow.take()
@@ -267,7 +269,7 @@ def respond(
     value: str | None,
     final: bool = True,
     parameters: Mapping[str, Parameter] | None = None,
-) -> tuple[list[Run], list[Answer]]:
+) -> tuple[list[Run], list[EnsembleAnswer]]:
     outputs = None if value is None else [tensor(value, run.step.outputs[0][0])]
     flow.respond(run, outputs, parameters, final)
     return flow.take()
@@ -275,12 +277,12 @@ def respond(
 
 def test_only_what_is_asked_for_is_run() -> None:
     steps = [
-        Step(0, "a", "", (("I", "X"),), (("O", "A"), ("P", "P")), False),
-        Step(1, "b", "", (("I", "A"),), (("O", "B"),), False),
-        Step(2, "c", "", (("I", "P"),), (("O", "C"),), False),
-        Step(3, "d", "", (("I", "X"),), (("O", "D"),), False),
+        ModelStep(0, "a", "", (("I", "X"),), (("O", "A"), ("P", "P")), False),
+        ModelStep(1, "b", "", (("I", "A"),), (("O", "B"),), False),
+        ModelStep(2, "c", "", (("I", "P"),), (("O", "C"),), False),
+        ModelStep(3, "d", "", (("I", "X"),), (("O", "D"),), False),
     ]
-    plan = Plan("e", ["X"], ["B", "C", "D"], steps)
+    plan = EnsemblePlan("e", ["X"], ["B", "C", "D"], steps)
     flow, runs, _ = start(plan, ("C",))
     assert [(run.step.number, run.wanted) for run in runs] == [(0, (("P", "P"),))]
     flow.respond(runs[0], [tensor("p", "P"), tensor("a", "O")], None, True)
@@ -367,11 +369,11 @@ def test_response_parameters_of_the_wrong_type(parameters: dict[str, Parameter],
 
 def test_tensors_of_different_scopes_may_not_meet() -> None:
     steps = [
-        Step(0, "d", "", (("I", "X"),), (("O", "T"),), True),
-        Step(1, "m", "", (("I", "T"), ("J", "X")), (("O", "Y"),), False),
+        ModelStep(0, "d", "", (("I", "X"),), (("O", "T"),), True),
+        ModelStep(1, "m", "", (("I", "T"), ("J", "X")), (("O", "Y"),), False),
     ]
     text = "step of model 'e' receives inputs originated from different decoupled models"
     with pytest.raises(InvalidArgumentError, match=text):
-        Plan("e", ["X"], ["Y"], steps)
+        EnsemblePlan("e", ["X"], ["Y"], steps)
     with pytest.raises(InvalidArgumentError, match=text):
-        Plan("e", ["X"], ["T", "X"], steps[:1])
+        EnsemblePlan("e", ["X"], ["T", "X"], steps[:1])

@@ -16,7 +16,7 @@ from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.ensembles.ensemble_model import EnsembleModel
-from conch.core.ensembles.plan import Plan, Step
+from conch.core.ensembles.plan import EnsemblePlan, ModelStep
 from conch.core.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -44,7 +44,7 @@ class Direct:
         self.statistics = ModelStatistics()
         self.version_text = "1"
         self.pending = 0
-        self.held = 0
+        self.live_sequences = 0
         self.readiness = ()
         self.workers = ()
         self.notes = ()
@@ -123,7 +123,7 @@ class House:
     ) -> EnsembleModel:
         """Steps are (model, tensor for IN, tensor for OUT); the first gets IN, OUT is the ensemble's."""
         made = [
-            Step(
+            ModelStep(
                 number,
                 model,
                 "",
@@ -133,7 +133,7 @@ class House:
             )
             for number, (model, source, target) in enumerate(steps)
         ]
-        plan = Plan(name, ["IN"], ["OUT"], made)
+        plan = EnsemblePlan(name, ["IN"], ["OUT"], made)
         model_spec = make_spec(name=name, decoupled=plan.decoupled, **spec)
         more = {} if clock is None else {"clock": clock}
         ensemble: EnsembleModel = self.put(EnsembleModel(model_spec, plan, self.registry, **more))
@@ -280,12 +280,12 @@ def test_running_inline_without_a_limit_loses_no_other_claim(house: House) -> No
     for name in ("a", "b", "c"):
         house.fast(name, pass_time)
     steps = [
-        Step(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
-        Step(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
-        Step(2, "c", "", (("IN", "t"),), (("OUT", "MORE"),), False),
+        ModelStep(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
+        ModelStep(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
+        ModelStep(2, "c", "", (("IN", "t"),), (("OUT", "MORE"),), False),
     ]
     spec = make_spec(name="e", outputs=(TensorSpec("OUT", "FP32", (16,)), TensorSpec("MORE", "FP32", (16,))))
-    plan = Plan("e", ["IN"], ["OUT", "MORE"], steps)
+    plan = EnsemblePlan("e", ["IN"], ["OUT", "MORE"], steps)
     house.put(EnsembleModel(spec, plan, house.registry, lambda: now))
     answers = Answers()
     lead = house.admission.admit(make_request(answers, name="e"), True)
@@ -475,12 +475,12 @@ def test_a_step_that_fails_fails_the_request_at_once(
     house.direct("m", answer)
     house.direct("after")
     steps = [
-        Step(0, "waiting", "", (("IN", "IN"),), (("OUT", "a"),), False),
-        Step(1, "m", "", (("IN", "IN"),), (("OUT", "b"),), False),
-        Step(2, "after", "", (("IN", "a"), ("X", "b")), (("OUT", "OUT"),), False),
+        ModelStep(0, "waiting", "", (("IN", "IN"),), (("OUT", "a"),), False),
+        ModelStep(1, "m", "", (("IN", "IN"),), (("OUT", "b"),), False),
+        ModelStep(2, "after", "", (("IN", "a"), ("X", "b")), (("OUT", "OUT"),), False),
     ]
     ensemble = house.put(
-        EnsembleModel(make_spec(name="e"), Plan("e", ["IN"], ["OUT"], steps), house.registry)
+        EnsembleModel(make_spec(name="e"), EnsemblePlan("e", ["IN"], ["OUT"], steps), house.registry)
     )
     answers = Answers()
     request = house.send(answers)
@@ -498,10 +498,12 @@ def test_a_failed_step_leaves_others_of_a_sequence_alone(house: House) -> None:
     waiting = house.direct("waiting", keep)
     house.direct("m", fail)
     steps = [
-        Step(0, "waiting", "", (("IN", "IN"),), (("OUT", "a"),), False),
-        Step(1, "m", "", (("IN", "IN"),), (("OUT", "OUT"),), False),
+        ModelStep(0, "waiting", "", (("IN", "IN"),), (("OUT", "a"),), False),
+        ModelStep(1, "m", "", (("IN", "IN"),), (("OUT", "OUT"),), False),
     ]
-    house.put(EnsembleModel(make_spec(name="e"), Plan("e", ["IN"], ["OUT", "a"], steps), house.registry))
+    house.put(
+        EnsembleModel(make_spec(name="e"), EnsemblePlan("e", ["IN"], ["OUT", "a"], steps), house.registry)
+    )
     answers = Answers()
     request = house.send(answers, correlation_id=4)
     assert isinstance(error_of(answers, request), UnavailableError)

@@ -235,13 +235,13 @@ def test_resources_of_instances_that_come_and_go() -> None:
         model.submit(make_request(answers))
     gate.wait_entered()
     resize(model, 3).finish()
-    assert limiter.held == 1
+    assert limiter.units_in_use == 1
     resize(model, 1).finish()
     assert len(loaded.open) == 1
     for _ in range(3):
         gate.go.release()
     assert answers.wait(3)
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert model.close()
     assert limiter.capacity == {}
 
@@ -277,14 +277,14 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     assert all(grant.state is GrantState.WAITING for grant in grants)
     going = resize(model, 1, 1)
     assert sorted(grant.state.name for grant in grants) == ["RESTING", "WAITING"]
-    limiter.notify(limiter.release(held))
+    limiter.notify(limiter.release_grant(held))
     for _ in range(3):
         gate.go.release()
     assert answers.wait(3)
     going.finish()
     assert len(loaded.open) == 2
     assert model.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_numbers_are_never_used_again() -> None:
@@ -418,7 +418,7 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
     assert answers.wait(4 * requests + most)
     assert model.close(WAIT_S)
     assert answers.finals == 4 * requests + most
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert loaded.open == []
     assert loaded.closed == 1
 

@@ -146,7 +146,7 @@ def test_two_models_never_run_at_the_same_time(allows_inline: bool) -> None:
     finish(answers, 3)
     assert one.close()
     assert two.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_a_claimant_runs_what_it_may_and_leaves_the_rest() -> None:
@@ -191,7 +191,7 @@ def test_a_budget_that_is_used_up() -> None:
     assert claim.run_inline(0) is True
     assert claim.run_inline(0) is False
     assert answers.finals == 2
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert model.close()
 
 
@@ -228,7 +228,7 @@ def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> N
     finish(answers, 2)
     for model in (small, big, other):
         assert model.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
@@ -298,7 +298,7 @@ def test_who_waits_for_a_request_that_another_instance_took_waits_no_more() -> N
     finish(answers, 4)
     for model in (r, s, two, other):
         assert model.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_nothing_is_held_while_a_batch_waits_for_company() -> None:
@@ -308,7 +308,7 @@ def test_nothing_is_held_while_a_batch_waits_for_company() -> None:
     other = make_model(limiter, group(), name="other")
     answers = Answers()
     submit(patient, answers, rows=2)
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     submit(other, answers)
     finish(answers, 1)
     submit(patient, answers, rows=2)
@@ -324,7 +324,7 @@ def test_a_delay_that_ends() -> None:
     submit(model, answers, rows=1)
     finish(answers, 1)
     assert model.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 @pytest.mark.parametrize(("priorities", "shares"), [((1, 2), (2, 1)), ((1, 1), (1, 1)), ((3, 1), (1, 3))])
@@ -483,7 +483,7 @@ def test_batches_that_name_their_instance() -> None:
         gate.go.release()
     finish(answers, 6)
     assert runner.closing.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     ran = [[request for batch in instance.batches for request in batch] for instance in instances]
     assert ran == [requests[:2], [requests[2], requests[5]], requests[3:5]]
 
@@ -502,7 +502,7 @@ def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> N
     gate.go.release()
     finish(answers, 1)
     assert runner.closing.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
@@ -515,10 +515,10 @@ def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     runner.submit(make_request(answers, priority=0))
     limiter.wait_refused()
     assert not runner.closing.close(0.0)
-    limiter.notify(limiter.release(held))
+    limiter.notify(limiter.release_grant(held))
     finish(answers, 1)
     assert runner.closing.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 class Blocked:
@@ -550,7 +550,7 @@ class Blocked:
         assert self.model.fail_queued(UnavailableError("live sequences")) == 0
         assert self.holder.close(WAIT_S)
         assert self.model.close(WAIT_S)
-        assert self.limiter.held == 0
+        assert self.limiter.units_in_use == 0
 
 
 def test_requests_of_sequences_that_wait_for_resources_are_queued() -> None:
@@ -620,7 +620,7 @@ def test_what_is_not_due_any_more_is_run_when_it_is_due_again() -> None:
     finish(answers, 2)
     assert held.close()
     assert patient.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 class Meter:
@@ -709,7 +709,7 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
     assert answers.finals == len(sent)
     assert Counter(id(request) for request, _, final in answers.calls if final).most_common(1)[0][1] == 1
     assert meter.problems == []
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
     assert limiter.capacity == {}
 
 
@@ -735,7 +735,7 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     def passing_on(number: int) -> Callable[[], None]:
         def on_granted() -> None:
             told.append(number)
-            limiter.notify(limiter.give_back([grants[number]]))
+            limiter.notify(limiter.return_grants([grants[number]]))
 
         return on_granted
 
@@ -746,9 +746,9 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     assert limiter.ask(grants[:1]) is grants[0]
     for grant in grants[1:]:
         limiter.ask([grant])
-    limiter.notify(limiter.release(grants[0]))
+    limiter.notify(limiter.release_grant(grants[0]))
     assert told == list(range(1, 5000))
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0
 
 
 def test_cancelled_while_it_waits_for_resources() -> None:
@@ -766,4 +766,4 @@ def test_cancelled_while_it_waits_for_resources() -> None:
     finish(answers, 1)
     assert one.close()
     assert two.close()
-    assert limiter.held == 0
+    assert limiter.units_in_use == 0

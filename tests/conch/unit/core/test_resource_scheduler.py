@@ -54,11 +54,11 @@ def test_one_runs_and_the_others_wait_in_turn() -> None:
     assert made.ask([b]) is None
     assert made.ask([c]) is None
     assert (a.state, b.state, c.state) == (HELD, WAITING, WAITING)
-    assert made.release(a) == [b]
+    assert made.release_grant(a) == [b]
     assert made.ask([a]) is None
-    assert made.release(b) == [c]
-    assert made.release(c) == [a]
-    assert made.release(a) == []
+    assert made.release_grant(b) == [c]
+    assert made.release_grant(c) == [a]
+    assert made.release_grant(a) == []
     assert made.used == {}
 
 
@@ -71,7 +71,7 @@ def test_weights_hold_over_a_long_run(slots: int, priorities: tuple[int, ...]) -
     for _ in range(5000):
         done = running.pop(0)
         runs[done] += 1
-        running += made.release(done, again=True)
+        running += made.release_grant(done, again=True)
     per_weight = [runs[each] * max(each.priority, 1) for each in grants]
     if slots == 1:
         assert max(per_weight) - min(per_weight) <= 2 * max(priorities)
@@ -84,7 +84,7 @@ def test_who_was_away_does_not_keep_the_others_waiting() -> None:
     made = scheduler(a, b)
     for _ in range(1000):
         assert made.ask([a]) is a
-        made.release(a)
+        made.release_grant(a)
     made.add([late])
     assert made.ask([a]) is a
     assert made.ask([late]) is None
@@ -92,7 +92,7 @@ def test_who_was_away_does_not_keep_the_others_waiting() -> None:
     order = []
     running = a
     for _ in range(9):
-        (running,) = made.release(running, again=True)
+        (running,) = made.release_grant(running, again=True)
         order.append(running)
     assert Counter(order) == {a: 3, late: 3, b: 3}
 
@@ -104,11 +104,11 @@ def test_one_that_needs_much_is_not_passed_for_ever() -> None:
     for each in small[:3]:
         assert made.ask([each]) is each
     assert made.ask([big]) is None
-    assert made.release(small[0]) == []
+    assert made.release_grant(small[0]) == []
     assert made.ask([small[3]]) is None, "what has come free is set aside"
-    assert made.release(small[1]) == []
-    assert made.release(small[2]) == [big]
-    assert made.release(big) == [small[3]]
+    assert made.release_grant(small[1]) == []
+    assert made.release_grant(small[2]) == [big]
+    assert made.release_grant(big) == [small[3]]
 
 
 def test_nobody_waits_for_what_is_left_over() -> None:
@@ -118,7 +118,7 @@ def test_nobody_waits_for_what_is_left_over() -> None:
     assert made.ask([big]) is None
     assert made.ask([other]) is other
     assert made.ask([small]) is None, "two are free, and both set aside"
-    assert made.give_back([big]) == [small]
+    assert made.return_grants([big]) == [small]
     assert big.state is RESTING
 
 
@@ -133,8 +133,8 @@ def test_the_first_of_several_that_fits_is_taken() -> None:
     for expected in (a, b, b, b, b):
         chosen = made.ask([a, b])
         assert chosen is expected
-        made.give_back([a] if chosen is b else [b])
-        made.release(chosen)
+        made.return_grants([a] if chosen is b else [b])
+        made.release_grant(chosen)
 
 
 def test_what_was_granted_and_not_used_does_not_count() -> None:
@@ -142,7 +142,7 @@ def test_what_was_granted_and_not_used_does_not_count() -> None:
     made = scheduler(a, b)
     for _ in range(5):
         assert made.ask([a]) is a
-        assert made.give_back([a]) == []
+        assert made.return_grants([a]) == []
     assert made.ask([b]) is b
     assert made.ask([a]) is None
     assert a.score == 0
@@ -171,9 +171,9 @@ def test_there_is_as_much_as_the_largest_needs() -> None:
     third = grant("R1")
     made.add([third])
     assert made.ask([third]) is None
-    assert made.release(small) == []
-    assert made.release(second) == [third]
-    made.release(third)
+    assert made.release_grant(small) == []
+    assert made.release_grant(second) == [third]
+    made.release_grant(third)
     made.remove([small, second, third, third])
     assert made.capacity == made.used == {}
 
@@ -185,7 +185,7 @@ def test_a_model_that_goes_lets_the_others_run() -> None:
     assert made.ask([b]) is None
     assert made.ask([a]) is None
     assert made.remove([b]) == []
-    assert made.release(c) == [a]
+    assert made.release_grant(c) == [a]
     assert made.remove([a]) == []
     assert made.used == {}
 
@@ -301,19 +301,19 @@ class RateMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 11), again=st.booleans())
     def finish(self, index: int, again: bool) -> None:
         done = self.running.pop(index % len(self.running))
-        self.granted(self.made.release(done, again))
+        self.granted(self.made.release_grant(done, again))
         assert again or done.state is RESTING
 
     @precondition(lambda self: self.grants)
     @rule(index=st.integers(0, 11))
-    def give_back(self, index: int) -> None:
+    def return_grants(self, index: int) -> None:
         """A queue has become empty: nothing that waits, or was granted, is needed."""
         each = self.grants[index % len(self.grants)]
         if each in self.running:
             self.running.remove(each)
         before = each.score
         held = each.state is HELD
-        self.granted(self.made.give_back([each]))
+        self.granted(self.made.return_grants([each]))
         assert each.state is RESTING
         assert each.score == (before - each.priority if held else before)
 
@@ -322,7 +322,7 @@ class RateMachine(RuleBasedStateMachine):
     def unload(self, index: int) -> None:
         each = self.grants[index % len(self.grants)]
         if each in self.running:
-            self.granted(self.made.release(each))
+            self.granted(self.made.release_grant(each))
             self.running.remove(each)
         self.grants.remove(each)
         self.shrunk = True
@@ -347,7 +347,7 @@ class RateMachine(RuleBasedStateMachine):
         while chosen.state is WAITING:
             assert self.running, "everything is free and nobody runs"
             assert (rounds := rounds + 1) < 100_000, "others run for ever"
-            granted_now = self.made.release(self.running.pop(0), again=True)
+            granted_now = self.made.release_grant(self.running.pop(0), again=True)
             self.granted(granted_now)
             for each in granted_now:
                 runs[each] += each.started < score
@@ -377,7 +377,7 @@ class RateMachine(RuleBasedStateMachine):
         if not hasattr(self, "made"):
             return
         while self.running:
-            self.granted(self.made.release(self.running.pop(0)))
+            self.granted(self.made.release_grant(self.running.pop(0)))
         assert not self.waiting(), "everything is free"
         assert self.made.used == {}
         self.made.remove(self.grants)

@@ -100,24 +100,24 @@ class TestSubmit:
         batcher = make_batcher()
         error = refusal(batcher, request_)
         assert (type(error), error.message) == (InvalidArgumentError, text)
-        assert (batcher.pending, batcher.held) == (0, 0)
+        assert (batcher.pending, batcher.live_sequences) == (0, 0)
 
     def test_a_full_queue_begins_no_sequence(self) -> None:
         batcher = make_batcher(max_queue_size=1)
         submit(batcher, 1, "S")
         assert type(refusal(batcher, sequence_request(2, "S"))) is QueueLimitError
         assert type(refusal(batcher, sequence_request(1))) is QueueLimitError
-        assert (batcher.pending, batcher.held) == (1, 1)
+        assert (batcher.pending, batcher.live_sequences) == (1, 1)
         run(batcher)
         submit(batcher, 2, "S")
-        assert batcher.held == 2
+        assert batcher.live_sequences == 2
 
     def test_numbers_and_texts_are_different_ids(self) -> None:
         batcher = make_batcher()
         submit(batcher, 3, "S")
         assert type(refusal(batcher, sequence_request("3"))) is InvalidArgumentError
         submit(batcher, "3", "S")
-        assert batcher.held == 2
+        assert batcher.live_sequences == 2
 
     def test_nothing_follows_the_end(self) -> None:
         batcher = make_batcher()
@@ -132,7 +132,7 @@ class TestSubmit:
         request = submit(batcher, 1, "SE")
         assert run(batcher) == [request]
         assert (told(request, "START"), told(request, "END")) == (1, True)
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
     def test_one_at_a_time_in_order(self) -> None:
         for strategy in ("DIRECT", "OLDEST"):
@@ -143,7 +143,7 @@ class TestSubmit:
                 assert batch.requests == [request]
                 assert batcher.next_batch(NOW) is IDLE, "while the one before runs"
                 batcher.complete(batch, NOW)
-            assert (batcher.pending, batcher.held) == (0, 0)
+            assert (batcher.pending, batcher.live_sequences) == (0, 0)
 
 
 class TestStartAgain:
@@ -163,7 +163,7 @@ class TestStartAgain:
         batcher.complete(first, NOW)
         assert [run(batcher) for _ in range(3)] == [[old[1]], [new], [later]]
         assert [told(each, "STATE_IN") for each in (*old, new)] == [0, 7, 0]
-        assert batcher.held == 1
+        assert batcher.live_sequences == 1
 
     def test_after_the_end_nobody_is_warned(self, caplog: pytest.LogCaptureFixture) -> None:
         batcher = make_batcher(4)
@@ -190,7 +190,7 @@ class TestStartAgain:
         assert batcher.cancel(new) == [new]
         assert "START flag" in refusal(batcher, sequence_request(1)).message
         assert run(batcher) == [old]
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
 
 class TestBacklog:
@@ -206,7 +206,7 @@ class TestBacklog:
             last = submit(batcher, 1, "E")
             order = [run(batcher) for _ in range(5)]
             assert order == [[last], *([each] for each in second), [third]]
-            assert batcher.held == 0
+            assert batcher.live_sequences == 0
 
     def test_a_timeout_takes_the_whole_sequence(self) -> None:
         batcher = make_batcher(1)
@@ -221,7 +221,7 @@ class TestBacklog:
         assert batcher.expiry_text(waiting[0]) == text
         assert "START flag" in refusal(batcher, sequence_request(2)).message
         assert batcher.expired(NOW + 9 * MS) == [other]
-        assert (batcher.pending, batcher.held) == (1, 1)
+        assert (batcher.pending, batcher.live_sequences) == (1, 1)
 
     def test_a_timeout_does_not_count_in_a_slot(self) -> None:
         batcher = make_batcher(1)
@@ -251,7 +251,7 @@ class TestIdle:
         assert batcher.next_batch(NOW) is IDLE
         assert batcher.expiries.next_ns <= NOW + IDLE_NS
         assert batcher.expired(NOW + IDLE_NS - 1) == []
-        assert batcher.held == 2
+        assert batcher.live_sequences == 2
         assert batcher.expired(NOW + IDLE_NS) == []
         assert run(batcher, NOW + IDLE_NS) == [waiting]
         assert "START flag" in refusal(batcher, sequence_request(1)).message
@@ -264,9 +264,9 @@ class TestIdle:
         assert batcher.expired(late) == []
         batcher.complete(batch, late)
         assert batcher.expired(late + IDLE_NS - 1) == []
-        assert batcher.held == 1
+        assert batcher.live_sequences == 1
         assert batcher.expired(late + IDLE_NS) == []
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
     def test_nothing_is_to_be_looked_for_without_sequences(self) -> None:
         batcher = make_batcher(1)
@@ -292,7 +292,7 @@ class TestCancel:
         other = submit(batcher, 2, "S")
         assert list(batcher.cancel(mine[1])) == [mine[1], mine[0], mine[2]]
         assert not any(batcher.cancel(request) for request in mine)
-        assert (batcher.pending, batcher.held) == (1, 1)
+        assert (batcher.pending, batcher.live_sequences) == (1, 1)
         assert "START flag" in refusal(batcher, sequence_request(1)).message
         assert run(batcher) == [other]
 
@@ -305,8 +305,8 @@ class TestCancel:
         after = submit(batcher, 1)
         batcher.complete(batch, NOW)
         assert run(batcher) == [after]
-        assert batcher.held == 1
-        assert batcher.expired(NOW + IDLE_NS) == [] and batcher.held == 0
+        assert batcher.live_sequences == 1
+        assert batcher.expired(NOW + IDLE_NS) == [] and batcher.live_sequences == 0
 
     def test_the_slot_is_freed_once(self) -> None:
         batcher = make_batcher(1)
@@ -463,7 +463,7 @@ class TestIterative:
         assert all(isinstance(each, int) and each for each in ids) and len(set(ids)) == 2
         assert run(batcher) == requests
         assert [told(each, "START") for each in requests] == [1, 1]
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
     def test_it_runs_again_in_its_row_until_the_model_is_done(self) -> None:
         batcher = make_batcher(2, controls=CONTROLS, states=(STATE,), iterative=True)
@@ -484,7 +484,7 @@ class TestIterative:
             assert [each.rescheduled for each in requests] == [False] * 2
         assert run(batcher) == requests
         assert run(batcher) == [waiting]
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
     def test_cancelled_while_it_runs_it_runs_again_and_while_it_waits_it_goes(self) -> None:
         batcher = make_batcher(1, iterative=True)
@@ -495,7 +495,7 @@ class TestIterative:
         batcher.complete(batch, NOW)
         assert batcher.pending == 1
         assert batcher.cancel(request) == [request]
-        assert (batcher.pending, batcher.held) == (0, 0)
+        assert (batcher.pending, batcher.live_sequences) == (0, 0)
 
     def test_what_has_its_last_answer_does_not_run_again(self) -> None:
         batcher = make_batcher(1, iterative=True)
@@ -505,7 +505,7 @@ class TestIterative:
         request.rescheduled = True
         request.respond(InferenceResponse([]))
         batcher.complete(batch, NOW)
-        assert (batcher.pending, batcher.held, answers.finals) == (0, 0, 1)
+        assert (batcher.pending, batcher.live_sequences, answers.finals) == (0, 0, 1)
 
     def test_a_deadline_counts_between_the_runs(self) -> None:
         batcher = make_batcher(1, iterative=True)
@@ -515,7 +515,7 @@ class TestIterative:
         request.rescheduled = True
         batcher.complete(batch, NOW)
         assert batcher.expired(NOW + MS) == [request]
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
     def test_other_models_do_not_run_anything_again(self) -> None:
         batcher = make_batcher(1)
@@ -523,7 +523,7 @@ class TestIterative:
         batch = take(batcher)
         request.rescheduled = True
         batcher.complete(batch, NOW)
-        assert (batcher.pending, batcher.held) == (0, 0)
+        assert (batcher.pending, batcher.live_sequences) == (0, 0)
 
     def test_its_ids_leave_those_of_clients_alone(self) -> None:
         batcher = make_batcher(4, iterative=True)
@@ -556,15 +556,15 @@ class TestClosing:
         ]
         taken = batcher.drain()
         assert len(taken) == 4 and set(taken) == set(queued)
-        assert (batcher.pending, batcher.held) == (0, 1), "one still runs"
+        assert (batcher.pending, batcher.live_sequences) == (0, 1), "one still runs"
         assert "START flag" in refusal(batcher, sequence_request(1)).message
         batcher.complete(batch, NOW)
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
         submit(batcher, 1, "S")
         run(batcher)
-        assert batcher.held == 1
+        assert batcher.live_sequences == 1
         assert batcher.drain() == []
-        assert batcher.held == 0
+        assert batcher.live_sequences == 0
 
 
 class TestControls:

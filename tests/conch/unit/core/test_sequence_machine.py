@@ -154,12 +154,12 @@ class Driver:
         assert not self.batcher.cancel(request)
 
     def end(self, correlation_id: int) -> None:
-        self.batcher.end(correlation_id)
+        self.batcher.end_sequence(correlation_id)
         self.expected.end(correlation_id)
 
     def look(self) -> None:
         assert self.batcher.pending == self.expected.pending
-        assert self.batcher.held == len(self.expected.sequences)
+        assert self.batcher.live_sequences == len(self.expected.sequences)
         assert self.batcher.free_seats == [len(free) for free in self.expected.free]
         assert not any(self.expected.busy[number] for number in self.batcher.instance_dues(self.now))
 
@@ -177,7 +177,7 @@ class Driver:
                 self.complete(0, 0)
             self.advance(IDLE_NS)
             self.look()
-        assert (self.batcher.pending, self.batcher.held) == (0, 0)
+        assert (self.batcher.pending, self.batcher.live_sequences) == (0, 0)
         assert len(self.outcomes) == len(self.submitted)
         assert set(self.outcomes) == set(self.submitted)
         assert all(len(free) == self._places() for free in self.expected.free)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from conch.core.errors import InternalError
 from conch.core.shadows.comparison import (
-    Answer,
     CompareRules,
     Difference,
     Figures,
+    VersionAnswer,
     compare_answers,
     compare_outputs,
     compare_tensors,
@@ -40,8 +40,8 @@ def compared(first: NDArray[Any], second: NDArray[Any], rules: CompareRules = RU
     return compare_tensors(rules, Tensor.from_array("T", first), Tensor.from_array("T", second))
 
 
-def answer(*responses: list[Tensor], error: str = "") -> Answer:
-    made = Answer()
+def answer(*responses: list[Tensor], error: str = "") -> VersionAnswer:
+    made = VersionAnswer()
     made.responses += responses
     made.error = InternalError(error) if error else None
     return made

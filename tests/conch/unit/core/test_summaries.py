@@ -20,10 +20,10 @@ from conch.core.summaries import (
     SLICE_NS,
     SLICES,
     Summaries,
-    middle_of,
-    step_of,
+    bucket_middle,
+    bucket_of,
 )
-from conch.observability.metrics.sample_text import ModelLabels
+from conch.observability.metrics.metric_families import ModelLabels
 from conch.observability.metrics.summary_metrics import SummaryMetrics
 
 WANTED = (0.0, 0.5, 0.99, 1.0)
@@ -31,9 +31,9 @@ WANTED = (0.0, 0.5, 0.99, 1.0)
 
 @given(st.integers(0, 2**64))
 def test_a_step_holds_times_that_are_about_the_same(ns: int) -> None:
-    step = step_of(ns)
-    assert step_of(ns + 1) in (step, step + 1)
-    assert abs(middle_of(step) - ns) <= ns / 64
+    step = bucket_of(ns)
+    assert bucket_of(ns + 1) in (step, step + 1)
+    assert abs(bucket_middle(step) - ns) <= ns / 64
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1), st.floats(0, 1))

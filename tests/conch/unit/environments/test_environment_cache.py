@@ -52,7 +52,7 @@ def keys(cache: EnvironmentCache) -> set[str]:
 
 
 def use(cache: EnvironmentCache, key: str, maker: Maker | None = None) -> Kept:
-    return cache.obtain(key, maker or Maker(), f"environment {key}")
+    return cache.find_or_make(key, maker or Maker(), f"environment {key}")
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_waiting_load_uses_the_entry_of_another_maker(tmp_path: Path) -> None:
     making = FileLock.try_exclusive(tmp_path / "x.lock")
     assert making is not None
     with making, ThreadPoolExecutor(1) as pool:
-        other = pool.submit(cache.obtain, "x", Maker(), "x", stopped)
+        other = pool.submit(cache.find_or_make, "x", Maker(), "x", stopped)
         assert waits.wait(WAIT_S)
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "complete.json").write_text('{"version": "3.12.1"}')
@@ -107,7 +107,7 @@ def test_one_that_is_in_use_and_has_lost_its_record_is_made_beside_it(
     used = [use(cache, "x", maker)]
     for count in (2, 3):
         (used[-1].folder / "complete.json").unlink()
-        used.append(cache.obtain("x", maker, "env", stopping_after(WAIT_S)))
+        used.append(cache.find_or_make("x", maker, "env", stopping_after(WAIT_S)))
         assert used[-1].folder == tmp_path / f"x~{count}"
         assert maker.made == count
     assert f"env: the record of '{tmp_path / 'x'}' is gone, but it is in use; another one" in caplog.text
@@ -146,7 +146,7 @@ def make(folder, lock):
     sys.stdin.readline()
     return {}
 
-EnvironmentCache(Path(sys.argv[1])).obtain("x", make, "x")
+EnvironmentCache(Path(sys.argv[1])).find_or_make("x", make, "x")
 assert (Path(sys.argv[1]) / "x" / "env").is_dir()
 print("has it", flush=True)
 sys.stdin.readline()
@@ -226,7 +226,7 @@ def test_what_a_tool_still_works_on_is_left_alone(tmp_path: Path) -> None:
         tools.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock,)))
         return {}
 
-    cache.obtain("x", make, "x").release()
+    cache.find_or_make("x", make, "x").release()
     os.truncate(tmp_path / "x" / "complete.json", 0)  # as if it were incomplete
     use(cache, "y").release()
     assert keys(cache) == {"x", "y"}
@@ -248,7 +248,7 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
         return {}
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(cache.obtain, "x", make, "x")
+        first = pool.submit(cache.find_or_make, "x", make, "x")
         assert making.wait(WAIT_S)
         polls: list[None] = []
 
@@ -257,7 +257,7 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
             return len(polls) == 3
 
         with pytest.raises(UnavailableError, match="stopped while another process made its environment"):
-            cache.obtain("x", make, "x", stopped)
+            cache.find_or_make("x", make, "x", stopped)
         go.set()
         first.result(WAIT_S).release()
     assert not stop.is_set()
@@ -295,7 +295,7 @@ def test_folders_in_which_nothing_may_be_written_are_removed_too(tmp_path: Path)
         return {}
 
     cache = EnvironmentCache(tmp_path, limit_mb=0)
-    cache.obtain("x", make, "x").release()
+    cache.find_or_make("x", make, "x").release()
     use(cache, "y").release()
     assert keys(cache) == {"y"}
 

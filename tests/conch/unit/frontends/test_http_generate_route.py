@@ -258,7 +258,7 @@ def test_a_model_waits_for_a_client_that_reads_slowly(rest: Rest, model: Scripte
         while not request.cancelled:
             request.respond(large, False)
             sent.append(len(sent))
-            request.wait_for_reader()
+            request.wait_until_writable()
         request.respond(None)
 
     model.script = script
@@ -288,7 +288,7 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
     def script(request: InferenceRequest) -> None:
         while not model.cancelled.is_set():
             request.respond(response(1), False)
-            request.wait_for_reader()
+            request.wait_until_writable()
         request.respond(None)
 
     model.script = script
@@ -331,7 +331,7 @@ def test_a_queue_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
         def fill() -> None:
             for number in range(100):
                 responses.put(number, 5)
-                responses.wait_for_reader()
+                responses.wait_until_writable()
 
         thread = threading.Thread(target=fill)
         thread.start()

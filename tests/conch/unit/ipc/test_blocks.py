@@ -17,24 +17,8 @@ from tests.support.workers import inline, placed
 from conch.core.errors import InternalError
 from conch.core.tensor import Tensor
 from conch.ipc import channel
-from conch.ipc.blocks import (
-    IDLE_NS,
-    LEAST_BYTES,
-    MANY,
-    MOST_IDLE,
-    Block,
-    Mappings,
-    Pool,
-    block_size,
-)
-from conch.ipc.channel import (
-    BUFFER_BYTES,
-    ChannelClosedError,
-    Kind,
-    Message,
-    PacketChannel,
-    WireError,
-)
+from conch.ipc.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
+from conch.ipc.channel import BUFFER_BYTES, ChannelClosedError, Kind, Message, PacketChannel, WireError
 from conch.ipc.tensors import BlockTensor, MessageStream, Place
 
 LARGE = np.arange(100_000, dtype=np.float32)
@@ -78,39 +62,39 @@ def test_sizes_are_few() -> None:
 
 def test_a_block_is_used_again_when_it_has_been_given_back() -> None:
     pool = Pool()
-    first, second = pool.take(1000), pool.take(1000)
+    first, second = pool.take_block(1000), pool.take_block(1000)
     assert first.number != second.number
-    pool.give_back(first.number)
-    assert pool.take(2000) is first
+    pool.return_block(first.number)
+    assert pool.take_block(2000) is first
     assert (pool.count, pool.lent) == (2, 2)
     with pytest.raises(WireError, match="block 7 is given back, but is not lent"):
-        pool.give_back(7)
-    pool.give_back(second.number)
+        pool.return_block(7)
+    pool.return_block(second.number)
     with pytest.raises(WireError):
-        pool.give_back(second.number)
+        pool.return_block(second.number)
     pool.close()
 
 
 def test_a_block_is_used_again_for_its_owner_only() -> None:
     pool = Pool()
-    block = pool.take(1, "one")
-    pool.give_back(block.number)
-    assert pool.take(1, "another") is not block
-    assert pool.take(1, "one") is block
+    block = pool.take_block(1, "one")
+    pool.return_block(block.number)
+    assert pool.take_block(1, "another") is not block
+    assert pool.take_block(1, "one") is block
     pool.close()
 
 
 def test_idle_blocks_beyond_the_cap_and_old_ones_are_dropped() -> None:
     clock = Clock()
     pool = Pool(clock, most_idle=2 * LEAST_BYTES)
-    blocks = [pool.take(1) for _ in range(3)]
+    blocks = [pool.take_block(1) for _ in range(3)]
     for block in blocks:
-        pool.give_back(block.number)
+        pool.return_block(block.number)
     assert pool.take_dropped() == [blocks[0].number]
     assert pool.take_dropped() == []
-    block = pool.take(1)
+    block = pool.take_block(1)
     clock.now = IDLE_NS + 1
-    pool.give_back(block.number)
+    pool.return_block(block.number)
     assert pool.take_dropped() == [blocks[1].number]
     assert pool.count == 1
     pool.close()
@@ -118,9 +102,9 @@ def test_idle_blocks_beyond_the_cap_and_old_ones_are_dropped() -> None:
 
 def test_not_too_many_blocks_are_idle() -> None:
     pool = Pool()
-    blocks = [pool.take(1) for _ in range(MOST_IDLE + 3)]
+    blocks = [pool.take_block(1) for _ in range(MOST_IDLE + 3)]
     for block in blocks:
-        pool.give_back(block.number)
+        pool.return_block(block.number)
     assert pool.take_dropped() == [block.number for block in blocks[:3]]
     assert pool.count == MOST_IDLE
     pool.close()
@@ -128,12 +112,12 @@ def test_not_too_many_blocks_are_idle() -> None:
 
 def test_a_view_of_a_block_of_ones_own_keeps_it_lent() -> None:
     pool = Pool()
-    block = pool.take(1)
+    block = pool.take_block(1)
     view = pool.view(block.number)[10:20]
-    pool.give_back(block.number)
-    assert pool.take(1) is not block
+    pool.return_block(block.number)
+    assert pool.take_block(1) is not block
     del view
-    assert pool.take(1) is block
+    assert pool.take_block(1) is block
     with pytest.raises(WireError, match="block 9 is not lent"):
         pool.view(9)
     pool.close()
@@ -164,7 +148,7 @@ def test_what_is_no_block_is_not_mapped(kind: str, tmp_path: object) -> None:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     try:
         with pytest.raises(WireError):
-            mappings.add(1, size, fd)
+            mappings.map_block(1, size, fd)
         assert mappings.count == 0
     finally:
         for each in (fd, *more):
@@ -292,7 +276,7 @@ def test_what_may_change_or_has_gaps_is_copied() -> None:
             payload = worker.pack([tensors], returned=returned)
             size = payload.bytes_copied - LARGE.nbytes
             assert array.nbytes <= size < array.nbytes + 64
-            worker.discard(payload)
+            worker.discard_payload(payload)
 
 
 def test_lists_must_have_all_their_bytes() -> None:

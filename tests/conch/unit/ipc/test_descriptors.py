@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
+from tests.conch.unit.workers.models import CalledServer, floats, source_of, spec_of
 from tests.conch.unit.workers.test_open_requests import STREAM
 from tests.support.servers import eventually
 from tests.support.workers import Running, SlowClient, batch_of, request_of, worker
@@ -51,7 +51,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
 """
 
 
-class LargeServer(Server):
+class LargeServer(CalledServer):
     """A server whose other model answers with more than a message holds."""
 
     def find(self, request: InferenceRequest) -> Any:
@@ -119,7 +119,7 @@ def test_without_descriptors_a_request_fails_and_the_worker_goes_on(
         for _ in range(3):
             assert outcome(running, how, size, batches) == ""
         assert running.process.poll() is None and not running.lost
-        assert not any(running.link.kept(batch) for batch in batches)
+        assert not any(running.link.open_requests_of(batch) for batch in batches)
 
 
 def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> None:

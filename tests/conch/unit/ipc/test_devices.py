@@ -507,7 +507,7 @@ def test_places_are_checked(setting: Setting) -> None:
             with pytest.raises(UnreachableError, match="there is no GPU 0000"):
                 side.received(LAYOUT, Place(ON_DEVICE, 0, 32, bytes(80)))
             with pytest.raises(WireError, match=r"^tensor 7 is given back, but is not lent$"):
-                side.give_back(7)
+                side.return_memory(7)
             side.close()
 
 
@@ -530,10 +530,10 @@ def test_a_message_that_is_not_sent_lends_nothing(setting: Setting, monkeypatch:
         devices.reachable = frozenset(setting.devices.uuids())
         payload = worker.pack([[tensor]], on_device=True)
         (number,) = payload.lent
-        worker.discard(payload)
-        worker.discard(payload)
+        worker.discard_payload(payload)
+        worker.discard_payload(payload)
         with pytest.raises(WireError, match="not lent"):
-            devices.give_back(number)
+            devices.return_memory(number)
 
 
 def test_a_worker_that_gives_back_what_it_has_not_is_given_up(setting: Setting) -> None:

@@ -22,7 +22,7 @@ from tests.support.clocks import Clock
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
-from conch.ipc.loop import IoLoop, SharedLoop, Timer, expect_wait
+from conch.ipc.loop import IoLoop, SharedLoop, Timer, yield_loop
 
 MS = 1_000_000
 
@@ -515,7 +515,7 @@ class TestTakeover:
 
             def during() -> bool:
                 loop.call_soon(answered.set)
-                expect_wait()
+                yield_loop()
                 return not answered.wait(WAIT_S)
 
             claim = Claim(during)
@@ -523,8 +523,8 @@ class TestTakeover:
             assert answered.wait(WAIT_S)
             late, _ = claim.runs.get()
             assert owner_of(loop) != late
-            expect_wait()  # elsewhere it does nothing
-            loop.call_soon(expect_wait)
+            yield_loop()  # elsewhere it does nothing
+            loop.call_soon(yield_loop)
             owner_of(loop)
 
     def test_a_stop_while_a_claim_is_late(self) -> None:
@@ -703,7 +703,7 @@ class Storm:
             if kind == "late":
                 time.sleep(0.06)
             elif kind == "waits":
-                expect_wait()
+                yield_loop()
                 time.sleep(0.01)
             elif kind == "raises":
                 raise ValueError("a mistake of the model")

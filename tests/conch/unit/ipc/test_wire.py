@@ -76,7 +76,7 @@ def test_messages_come_back(
     assert (message.kind, message.subject, bytes(message.fields)) == (kind, subject, fields)
     assert (message.block, message.block_size, message.new_block) == (block, size, new)
     assert message.released == tuple(released)
-    assert [text.content for text in ReceivedTexts().learn(message)] == texts
+    assert [text.content for text in ReceivedTexts().take_texts(message)] == texts
     offset = 0
     for part in data:
         assert offset % 8 == 0
@@ -198,7 +198,7 @@ def test_texts_come_back_however_often_they_are_sent(messages: list[list[bytes]]
         for texts in messages:
             encoded = sent.encode(tuple(texts)) if texts else b""
             packet = encode(Kind.DONE, texts=encoded)
-            assert [text.content for text in received.learn(Message(memoryview(packet)))] == texts
+            assert [text.content for text in received.take_texts(Message(memoryview(packet)))] == texts
             assert len(received.known) <= most and len(sent.encoded) <= most
 
 

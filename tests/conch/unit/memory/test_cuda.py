@@ -229,7 +229,7 @@ def test_host_and_device_are_written_one_after_the_other(cuda: FakeCuda, devices
 
 def test_new_memory_is_given_back_with_its_last_use(cuda: FakeCuda, devices: CudaDevices) -> None:
     near = devices.open(cuda.allocate(VALUES, 1).handle, 1)
-    memory = near.another(8)
+    memory = near.new_memory(8)
     assert memory is not None
     assert (memory.device_id, memory.nbytes) == (1, 8)
     memory.write([b"12345678"])
@@ -243,14 +243,14 @@ def test_new_memory_is_given_back_with_its_last_use(cuda: FakeCuda, devices: Cud
 def test_too_little_memory(cuda: FakeCuda, devices: CudaDevices) -> None:
     near = devices.open(cuda.allocate(VALUES).handle, 0)
     with cuda.failing("cuMemAllocAsync", 2), pytest.raises(ResourceExhaustedError, match="out of memory"):
-        near.another(8)
+        near.new_memory(8)
 
 
 def test_a_device_without_pools(
     cuda: FakeCuda, devices: CudaDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_POOLS", "0")
-    assert devices.open(cuda.allocate(VALUES).handle, 0).another(8) is None
+    assert devices.open(cuda.allocate(VALUES).handle, 0).new_memory(8) is None
 
 
 @pytest.mark.process
@@ -259,5 +259,5 @@ def test_a_driver_without_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     cuda = FakeCuda(build(tmp_path, old=True), tmp_path)
     assert not Driver(cuda.library).has_pools
     memory = CudaDevices(cuda.library).open(cuda.allocate(VALUES).handle, 0)
-    assert memory.another(8) is None
+    assert memory.new_memory(8) is None
     assert bytes(memory.read()) == VALUES.tobytes()

@@ -101,7 +101,7 @@ def test_status_of_what_is_not_there(regions: Regions, memory: SharedObject) -> 
     assert text(NotFoundError, regions.cuda_regions, "s") == (
         "The region named 's' is registered as system shared memory, not CUDA shared memory"
     )
-    assert text(NotFoundError, regions.acquire, "x") == "Unable to find shared memory region: 'x'"
+    assert text(NotFoundError, regions.acquire_region, "x") == "Unable to find shared memory region: 'x'"
 
 
 def test_both_kinds_share_their_names(regions: Regions, memory: SharedObject) -> None:
@@ -195,13 +195,13 @@ def test_a_region_lies_in_its_object(
 def test_a_region_may_begin_anywhere(regions: Regions, memory: SharedObject, offset: int) -> None:
     memory.write(np.arange(SIZE, dtype=np.uint16).astype(np.uint8))
     regions.register_system("a", memory.key, offset, SIZE - offset)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     assert (
         region.tensor(3, 4, "x", "UINT8", (4,)).numpy().tolist() == memory.read(4, offset + 3, "u1").tolist()
     )
     region.write(2, 1, Tensor.from_array("y", np.array([77], np.uint8)))
     assert memory.read(1, offset + 2, "u1") == 77
-    regions.release(region)
+    regions.release_region(region)
 
 
 def unable(regions: Regions, key: str) -> None:
@@ -265,15 +265,15 @@ def test_there_are_only_so_many(memory: SharedObject) -> None:
 
 def test_a_region_in_use_goes_with_its_last_user(regions: Regions) -> None:
     regions.register_cuda("c", bytes(64), 0, 7)
-    first, second = regions.acquire("c"), regions.acquire("c")
+    first, second = regions.acquire_region("c"), regions.acquire_region("c")
     assert isinstance(first, FakeCuda)
     regions.unregister_cuda("c")
     assert names(regions) == ([], [])
-    text(NotFoundError, regions.acquire, "c")
+    text(NotFoundError, regions.acquire_region, "c")
     regions.register_cuda("c", bytes(64), 1, 8)  # the name is free at once
-    regions.release(second)
+    regions.release_region(second)
     closed = [first.closed]
-    regions.release(first)
+    regions.release_region(first)
     assert [*closed, first.closed] == [0, 1]
     assert regions.cuda_regions("c")[0].byte_size == 8
 
@@ -281,10 +281,10 @@ def test_a_region_in_use_goes_with_its_last_user(regions: Regions) -> None:
 def test_views_keep_the_memory_mapped(regions: Regions, memory: SharedObject) -> None:
     memory.write(np.arange(4, dtype=np.float32))
     regions.register_system("a", memory.key, 0, 64)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     array = region.tensor(0, 16, "x", "FP32", (4,)).numpy()
     regions.unregister_system("a")
-    regions.release(region)
+    regions.release_region(region)
     assert array.tolist() == [0, 1, 2, 3]
     assert process_guard().installed
     del array
@@ -293,24 +293,24 @@ def test_views_keep_the_memory_mapped(regions: Regions, memory: SharedObject) ->
 
 def test_inputs_can_not_be_written_to(regions: Regions, memory: SharedObject) -> None:
     regions.register_system("a", memory.key, 0, 64)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     tensor = region.tensor(0, 16, "x", "FP32", (4,))
     for each in (tensor, tensor.renamed("z", (2, 2)), tensor.reshaped((1, 4))):
         assert each.shared
         assert not each.numpy().flags.writeable
     assert not tensor.detached("x").shared
-    regions.release(region)
+    regions.release_region(region)
 
 
 def test_strings_are_copied(regions: Regions, memory: SharedObject) -> None:
     memory.write(np.frombuffer(b"\x02\0\0\0ab", np.uint8))
     regions.register_system("a", memory.key, 0, 64)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     tensor = region.tensor(0, 6, "x", "BYTES", (1,))
     memory.write(np.frombuffer(b"\xff\0\0\0zz", np.uint8))
     assert tensor.numpy().tolist() == [b"ab"]
     assert not tensor.shared
-    regions.release(region)
+    regions.release_region(region)
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT32", "INT64"])
@@ -319,31 +319,31 @@ def test_what_kernels_take_for_positions_is_copied(
 ) -> None:
     """They look at it twice, and what they have found to be in bounds must stay there."""
     regions.register_system("a", memory.key, 0, 64)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     tensor = region.tensor(0, 8, "x", datatype, (8 // ELEMENT_SIZES[datatype],))
     memory.write(np.full(8, 0xFF, np.uint8))
     assert not tensor.numpy().any()
     assert not tensor.shared
-    regions.release(region)
+    regions.release_region(region)
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "INT64"])
 def test_no_more_is_copied_than_a_message_may_have(regions: Regions, datatype: str) -> None:
     with shared_object(2**31) as memory:  # which takes no memory
         regions.register_system("a", memory.key, 0, 2**31)
-        region = regions.acquire("a")
+        region = regions.acquire_region("a")
         assert text(InvalidArgumentError, region.tensor, 0, 2**31, "x", datatype, (2**28,)) == (
             f"input 'x' in shared memory region 'a' has 2147483648 bytes, but of datatype {datatype} at most "
             f"2147483647 are taken"
         )
-        regions.release(region)
+        regions.release_region(region)
 
 
 def test_an_object_that_has_shrunk_is_noticed_before_it_is_touched(
     regions: Regions, memory: SharedObject
 ) -> None:
     regions.register_system("a", memory.key, 4096, 4096)
-    region = regions.acquire("a")
+    region = regions.acquire_region("a")
     region.check()
     memory.resize(8191)
     assert text(InvalidArgumentError, region.check) == (
@@ -352,4 +352,4 @@ def test_an_object_that_has_shrunk_is_noticed_before_it_is_touched(
     )
     memory.resize(SIZE)
     region.check()  # the lost part was not touched
-    regions.release(region)
+    regions.release_region(region)

@@ -28,7 +28,7 @@ def shrunk(work, size=SIZE, to=0):
     os.ftruncate(descriptor, size)
     regions = Regions()
     regions.register_system("r", KEY, 0, size)
-    region = regions.acquire("r")
+    region = regions.acquire_region("r")
     tensor = region.tensor(0, size, "x", "UINT8", (size,))
     os.ftruncate(descriptor, to)
     work(region, tensor)
@@ -39,7 +39,7 @@ def shrunk(work, size=SIZE, to=0):
         assert "has lost its memory" in error.message and "no room left" in error.message, error
     else:
         raise AssertionError("nobody has noticed")
-    regions.release(region)
+    regions.release_region(region)
     regions.close()
 """
 
@@ -130,7 +130,7 @@ def test_many_threads_and_regions_that_shrink_in_the_middle(rounds: int) -> None
                 for round in range(ROUNDS):
                     os.ftruncate(own, SIZE)
                     regions.register_system("r", key, 0, SIZE)
-                    region = regions.acquire("r")
+                    region = regions.acquire_region("r")
                     tensor = region.tensor(0, SIZE, "x", "UINT8", (SIZE,))
                     shrinker = threading.Thread(target=os.ftruncate, args=(own, 0))
                     shrinker.start()
@@ -147,7 +147,7 @@ def test_many_threads_and_regions_that_shrink_in_the_middle(rounds: int) -> None
                     else:
                         raise AssertionError("nobody has noticed")
                     del tensor
-                    regions.release(region)
+                    regions.release_region(region)
                     regions.unregister_system("r")
                     done[number] += 1
             finally:

@@ -104,7 +104,7 @@ def test_traces_go_to_the_registered_exporter(registered: Callable[..., None]) -
     assert tracer.propagates and tracer.returns_traceparent
     trace = tracer.begin(InferenceRequest("m", "", {}, lambda *_: None, 1), "m", "direct", None)
     assert trace is not None
-    tracer.end(trace, 2)
+    tracer.end_trace(trace, 2)
     (kept,) = options.opened
     eventually(lambda: kept.items == [trace], "the tracer's thread hands it over")
     assert kept.drops is tracer.drops

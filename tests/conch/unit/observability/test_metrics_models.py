@@ -26,9 +26,9 @@ from conch.core.spec import InstanceGroup
 from conch.core.statistics_snapshot import Gauges
 from conch.observability import metrics
 from conch.observability.metrics.load_meter import LoadMeter
+from conch.observability.metrics.metric_families import Family, sample
 from conch.observability.metrics.metrics_exposition import Exposition, Format, GilYielder, Source
 from conch.observability.metrics.model_metrics import ModelMetrics
-from conch.observability.metrics.sample_text import Family, sample
 from conch.observability.metrics.server_metrics import StateMetrics
 
 

@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from tests.support.metrics import families, samples
 
 from conch.core.custom_metrics import label_name
-from conch.observability.metrics.model_families import histogram_samples, seconds
-from conch.observability.metrics.sample_text import (
+from conch.observability.metrics.metric_families import (
     EXPONENTS,
     SIZES,
     Family,
@@ -30,6 +29,7 @@ from conch.observability.metrics.sample_text import (
     sizes,
     times,
 )
+from conch.observability.metrics.model_families import histogram_samples, seconds
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0\1\2"), max_size=20)
 

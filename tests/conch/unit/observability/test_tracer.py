@@ -239,7 +239,7 @@ def test_each_traced_request_is_written_once(cases: list[tuple[int, bool, bool]]
         ends += [root, *made[:-1]] if lost else [root, *made]
     random.shuffle(ends)
     for trace in ends:
-        tracer.end(trace, 9)
+        tracer.end_trace(trace, 9)
     tracer.close(PATIENCE_S)
     assert sorted(kept.roots, key=id) == sorted(roots, key=id)
     numbers = [trace.number for root in roots for trace in (root, *root.children)]
@@ -254,10 +254,10 @@ def test_a_tree_waits_for_what_goes_on() -> None:
     assert first is not None and second is not None
     late = tracer.child(first, "model-call")
     now = 10**18  # it has only just ended
-    tracer.end(first, now)
-    tracer.end(second, now)
+    tracer.end_trace(first, now)
+    tracer.end_trace(second, now)
     eventually(lambda: kept.roots == [second], "the complete one is written")
-    tracer.end(late, now)
+    tracer.end_trace(late, now)
     eventually(lambda: kept.roots == [second, first], "the other one, too")
     tracer.close(PATIENCE_S)
 
@@ -270,7 +270,7 @@ def test_slow_and_failed_requests_are_kept() -> None:
         trace = begun(tracer)
         assert trace is not None
         trace.received_ns, trace.error = 1, error
-        tracer.end(trace, end_ns)
+        tracer.end_trace(trace, end_ns)
     tracer.close(PATIENCE_S)
     assert [trace.reason for trace in kept.roots] == ["failed", "slow"]
     assert drops.counts()["limit"] == 1
@@ -282,11 +282,11 @@ def test_a_replaced_setting_comes_after_its_traces() -> None:
     tracer = Tracer(made, [kept])
     before, setting = begun(tracer), made.of("a")
     assert before is not None
-    tracer.end(before, 1)
+    tracer.end_trace(before, 1)
     made.update({"trace_rate": ["1"], "trace_count": ["5"]})
     after = begun(tracer)
     assert after is not None
-    tracer.end(after, 2)
+    tracer.end_trace(after, 2)
     tracer.close(PATIENCE_S)
     assert kept.items == [before, setting, after]
 
@@ -307,7 +307,7 @@ def test_what_a_queue_does_not_take_is_counted(monkeypatch: pytest.MonkeyPatch) 
     while not blocked.is_set() or number < 1000:
         trace = begun(tracer)
         assert trace is not None
-        tracer.end(trace, 1)
+        tracer.end_trace(trace, 1)
         number += 1
     go.set()
     tracer.close(PATIENCE_S)

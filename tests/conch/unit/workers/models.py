@@ -45,7 +45,7 @@ def floats(count: int = 4) -> Any:
     return np.arange(count, dtype=np.float32)
 
 
-class Server(NoCalls):
+class CalledServer(NoCalls):
     """A server with one other model, which adds one and answers twice."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class Entered:
         self.table = InFlightTable(self._opened, self.cancelled.append, self.refused.append)
 
     def add(self, *requests: InferenceRequest) -> SentBatch:
-        sent = self.table.add(batch_of(*requests), Begun(batch_of()).done)
+        sent = self.table.add_batch(batch_of(*requests), Begun(batch_of()).done)
         assert sent is not None
         return sent
 
@@ -48,13 +48,13 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     assert table.batches == {first.number: first, second.number: second}
     assert table.open == {first.numbers[0]: a, second.numbers[0]: b}
     assert [each.request_ids for each in table.in_flight()] == [("a", "over"), ("b",)]
-    assert table.end(first, [0]) and not table.end(first)
+    assert table.end_batch(first, [0]) and not table.end_batch(first)
     # A request outlasts its batch, until it is answered.
     entry = table.entry(first.numbers[0])
     assert entry is not None and entry.request is a
     entry.since_ns = first.since_ns
     assert [each.request_ids for each in table.in_flight()] == [("a",), ("b",)]
-    assert [entry.request for entry in table.kept(first.batch)] == [a]
+    assert [entry.request for entry in table.open_requests_of(first.batch)] == [a]
     assert table.request(first.numbers[0]) is a and table.request(first.numbers[2]) is None
     a.completed = True
     assert [each.request_ids for each in table.in_flight()] == [("b",)]
@@ -69,13 +69,13 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     entry = here.table.entry(sent.numbers[0])
     assert entry is not None
     for request, number in zip((a, b), sent.numbers, strict=True):
-        request.kept = KeptRequest(here.table, number)
+        request.backend_state = KeptRequest(here.table, number)
         here.table.rescheduled.add(number)
     there.table.rescheduled.add(1)
-    assert there.add(b).again is None
+    assert there.add(b).former_numbers is None
     again = here.add(a, one("new"))
-    assert again.again == {0: sent.numbers[0]}
-    assert a.kept is None and here.table.entry(sent.numbers[0]) is entry
+    assert again.former_numbers == {0: sent.numbers[0]}
+    assert a.backend_state is None and here.table.entry(sent.numbers[0]) is entry
     # The other one does not come back; once it is answered elsewhere it is forgotten.
     assert here.table.rescheduled == {sent.numbers[1]}
     assert list(here.table.completed()) == []
@@ -118,7 +118,7 @@ def test_a_closed_table_takes_nothing_and_tells_what_there_was() -> None:
     assert batches == [sent] and list(opened) == sent.numbers
     assert (entered.table.batches, entered.table.open) == ({}, {})
     late = batch_of(one("late"))
-    assert entered.table.add(late, Begun(late).done) is None
+    assert entered.table.add_batch(late, Begun(late).done) is None
     assert [each.batch for each in entered.refused] == [late]
     assert [each.request_ids for each in entered.table.in_flight()] == [("a",)]
 

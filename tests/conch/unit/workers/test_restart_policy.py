@@ -13,8 +13,8 @@ from conch.workers.supervision.restart_policy import (
     QUIET_WAIT_NS,
     Phase,
     RestartPolicy,
-    all_hopeless,
     has_quorum,
+    none_serves_soon,
 )
 
 S = 1_000_000_000
@@ -101,13 +101,13 @@ def test_waits_stay_within_bounds(deaths: list[tuple[bool, int]]) -> None:
         assert 0 <= life.wait_ns <= LONGEST_WAIT_NS
         assert life.wait_ns <= max(2 * before, FIRST_WAIT_NS)
         assert life.try_ns == now + life.wait_ns
-        assert life.hopeful == (life.wait_ns <= QUIET_WAIT_NS)
+        assert life.serves_soon == (life.wait_ns <= QUIET_WAIT_NS)
         if in_start and before < LONGEST_WAIT_NS and before:
             assert life.wait_ns > before
         before = life.wait_ns
         now = life.try_ns
         life.begin()
-        assert life.hopeful
+        assert life.serves_soon
     assert life.restarts == len(deaths)
 
 
@@ -125,9 +125,9 @@ def test_requests_wait_for_as_long_as_any_instance_is_hopeful() -> None:
     blocking, quiet = (
         RestartPolicy(Phase.WAITING, wait_ns=wait) for wait in (QUIET_WAIT_NS, QUIET_WAIT_NS + 1)
     )
-    assert all_hopeless([quiet, RestartPolicy(Phase.CLOSED)])
+    assert none_serves_soon([quiet, RestartPolicy(Phase.CLOSED)])
     others = (
         RestartPolicy(phase, wait_ns=LONGEST_WAIT_NS) for phase in (Phase.STARTING, Phase.LOST, Phase.SERVING)
     )
     for other in (blocking, *others):
-        assert not all_hopeless([quiet, other])
+        assert not none_serves_soon([quiet, other])

@@ -14,7 +14,7 @@ from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import Begun, Running, batch_of, model_spec, request_of, worker
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
@@ -170,7 +170,7 @@ class Noted(Begun):
 
     thread = ""
 
-    def done(self, batch: Batch, outcome: Outcome) -> None:
+    def done(self, batch: Batch, outcome: BatchOutcome) -> None:
         self.thread = threading.current_thread().name
         super().done(batch, outcome)
 
@@ -228,7 +228,7 @@ def test_all_is_answered_before_a_worker_counts_as_lost_and_others_are_served_me
         request, _ = request_of("a request", IN=np.full(4, -2, np.float32))
         begun = Begun(batch_of(request))
 
-        def done(batch: Batch, outcome: Outcome) -> None:
+        def done(batch: Batch, outcome: BatchOutcome) -> None:
             events.append("answered")
             begun.done(batch, outcome)
 
@@ -266,7 +266,7 @@ def test_a_worker_that_is_closed_on_the_loop_is_not_waited_for(tmp_path: Path) -
         request, _ = request_of(IN=np.zeros(4, np.float32))
         begun = Begun(batch_of(request))
 
-        def done(batch: Batch, outcome: Outcome) -> None:
+        def done(batch: Batch, outcome: BatchOutcome) -> None:
             closed.append(running.link.close(WAIT_S))
             begun.done(batch, outcome)
 

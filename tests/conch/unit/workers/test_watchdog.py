@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from tests.support.workers import batch_of, request_of
 
-from conch.core.backend import Outcome
+from conch.core.backend import BatchOutcome
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
@@ -47,9 +47,9 @@ def _detector(monitor: Any, found: list[int]) -> Watchdog:
 def test_an_execution_that_lasts_too_long() -> None:
     monitor, found = _Monitor(), list[int]()
     hangs = _detector(monitor, found)
-    first = hangs.begin()
+    first = hangs.begin_batch()
     monitor.move(6 * S)
-    hangs.begin()
+    hangs.begin_batch()
     monitor.move(4 * S)
     assert found == [first]
     monitor.move(5 * S)
@@ -61,7 +61,7 @@ def test_an_execution_that_lasts_too_long() -> None:
 def test_what_is_closed_notices_nothing() -> None:
     monitor, found = _Monitor(), list[int]()
     hangs = _detector(monitor, found)
-    hangs.begin()
+    hangs.begin_batch()
     hangs.close()
     monitor.move(100 * S)
     assert not found
@@ -74,7 +74,7 @@ def test_exactly_those_that_did_not_end_in_time(steps: list[tuple[int, int]]) ->
     running: dict[int, int] = {}
     late: set[int] = set()
     for ns, ends in steps:
-        number = hangs.begin()
+        number = hangs.begin_batch()
         running[number] = monitor.now
         assert len(monitor.timers) == 1
         monitor.move(ns)
@@ -82,7 +82,7 @@ def test_exactly_those_that_did_not_end_in_time(steps: list[tuple[int, int]]) ->
         running = {each: start for each, start in running.items() if each not in late}
         assert set(found) == late and len(found) == len(late)
         for each in list(running)[:ends]:
-            hangs.end(each)
+            hangs.end_batch(each)
             del running[each]
     monitor.move(100 * S)
     assert set(found) == late | set(running)
@@ -98,7 +98,7 @@ class _Link:
     def __init__(self) -> None:
         self.entries: list[OpenRequest] = []
 
-    def kept(self, batch: Batch) -> list[OpenRequest]:
+    def open_requests_of(self, batch: Batch) -> list[OpenRequest]:
         return self.entries
 
 
@@ -119,7 +119,7 @@ CRASHED = UnavailableError("it has crashed")
 
 @pytest.mark.parametrize("ends_anyway", [False, True])
 def test_a_process_is_killed_unless_it_ends_in_any_case(ends_anyway: bool) -> None:
-    monitor, process, outcomes = _Monitor(), _Process(), list[Outcome]()
+    monitor, process, outcomes = _Monitor(), _Process(), list[BatchOutcome]()
     executing = None if ends_anyway else process
     limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: executing)
     done = limit.watch(_Link(), lambda _, outcome: outcomes.append(outcome))

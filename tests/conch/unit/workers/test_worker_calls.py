@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
+from tests.conch.unit.workers.models import CalledServer, floats, source_of, spec_of
 from tests.support.workers import batch_of, request_of, worker
 
 from conch.core.custom_metrics import FAMILIES
@@ -134,7 +134,7 @@ answers = pb_utils.InferenceRequest("", 0, [{given}], ["OUT"], "other").exec(dec
 tensor.as_numpy()[:] = 666
 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([len(list(answers))], np.float32))])]
 """
-    server = Server()
+    server = CalledServer()
     with worker(spec_of(tmp_path, source_of(body)), server) as running:
         assert running.infer(IN=floats(100_000))["OUT"].tolist() == [2]
         (request,) = server.requests
@@ -170,7 +170,7 @@ except Exception as error:
 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(texts)], np.object_))])]
 """
     )
-    server = Server()
+    server = CalledServer()
     import json
 
     with worker(spec_of(tmp_path, source_of(body)), server) as running:
@@ -204,7 +204,7 @@ if response.has_error():
 return [pb_utils.InferenceResponse(response.output_tensors())]
 """
 
-    class Changing(Server):
+    class Changing(CalledServer):
         decoupled = False
         found = 0
 
@@ -248,7 +248,7 @@ os.kill(os.getpid(), 9)
 """
     )
 
-    class Never(Server):
+    class Never(CalledServer):
         def submit(
             self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
         ) -> None:

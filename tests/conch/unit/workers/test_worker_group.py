@@ -51,7 +51,7 @@ def test_passive_instances_do_not_count() -> None:
         each.member.policy.wait_ns = QUIET_WAIT_NS + 1
     serving.member.policy.phase = Phase.LOST
     group.changed()
-    assert (serving.readiness, group.hopeless) == (NOT_READY, False)
+    assert (serving.readiness, group.refuses_requests) == (NOT_READY, False)
 
 
 def test_who_waits_is_told_when_there_is_no_hope_left() -> None:
@@ -59,15 +59,15 @@ def test_who_waits_is_told_when_there_is_no_hope_left() -> None:
     first, second = (_Told(group, Phase.WAITING) for _ in range(2))
     told: list[int] = []
     for number, each in enumerate((first, second)):
-        each.member.again.append(partial(told.append, number))
+        each.member.on_available.append(partial(told.append, number))
     first.member.policy.wait_ns = QUIET_WAIT_NS + 1
     group.changed()
-    assert (group.hopeless, told) == (False, [])
+    assert (group.refuses_requests, told) == (False, [])
     second.member.policy.wait_ns = QUIET_WAIT_NS + 1
     group.changed()
-    assert (group.hopeless, told) == (True, [0, 1])
+    assert (group.refuses_requests, told) == (True, [0, 1])
     group.changed()
     assert told == [0, 1]
     second.member.policy.phase = Phase.STARTING
     group.changed()
-    assert (group.hopeless, told) == (False, [0, 1])
+    assert (group.refuses_requests, told) == (False, [0, 1])

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.conch.unit.ipc.test_blocks import LARGE, exchanges, send, tell
-from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
+from tests.conch.unit.workers.models import CalledServer, floats, source_of, spec_of
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import batch_of, placed, request_of, worker
@@ -154,8 +154,8 @@ def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path
 def test_a_payload_that_is_not_sent_is_given_back() -> None:
     with exchanges() as (server, _):
         payload = server.pack([[large()]])
-        server.discard(payload)
-        server.discard(payload)  # once is enough
+        server.discard_payload(payload)
+        server.discard_payload(payload)  # once is enough
         assert server.pool.lent == 0
 
 
@@ -163,7 +163,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
     """Its block has 4 GB then; of its memory only the pages exist that are written."""
     size = 2**31 + 8
     with exchanges() as (server, host):
-        block = server.pool.take(size)
+        block = server.pool.take_block(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
         payload = placed((("x", "UINT8", (size,)),), [Place(block.number, 0, size)])
         payload.block = block
@@ -175,7 +175,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
 
 @pytest.mark.process
 def test_a_reply_that_can_not_be_encoded_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    class Odd(Server):
+    class Odd(CalledServer):
         def submit(
             self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
         ) -> None:
@@ -425,7 +425,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
     bound(monkeypatch, 1_000_000, 60)
     most = 0
 
-    class Many(Server):
+    class Many(CalledServer):
         thread: threading.Thread
 
         def submit(
@@ -441,7 +441,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
             for _ in range(300):
                 request.respond(response, False)
                 most = max(most, running.link.channel.backlog_bytes)
-                request.wait_for_reader()
+                request.wait_until_writable()
             request.respond(None, True)
 
     body = """

@@ -34,17 +34,17 @@ class Metric:
     """A metric of a family, exported while the model holds it and the family."""
 
     def __init__(self, metric: CustomMetric) -> None:
-        self._kept: CustomMetric | None = metric
+        self._live: CustomMetric | None = metric
 
     @property
     def _metric(self) -> CustomMetric:
-        metric = self._kept
+        metric = self._live
         if metric is None:
             raise InvalidArgumentError(_DELETED)
         return metric
 
     def _invalidate(self) -> None:
-        self._kept = None
+        self._live = None
 
     def increment(self, value: float) -> None:
         """Adds to a counter or a gauge."""

@@ -139,14 +139,14 @@ class Converter:
                 core = tensor._core
                 if core.name in wanted:
                     fits = (core.datatype, len(core.shape)) == expected.get(core.name)
-                    output = tensor._kept() if kept else core
+                    output = tensor._stable() if kept else core
                     outputs.append(output if fits else self._fitted(output))
                 else:
                     dropped = True
         except InternalError as error:
             return CoreResponse([], error)
         except (AttributeError, TypeError):
-            raise TritonModelException(f"{_EXPECTED}{_found(response._tensors)}.") from None
+            raise TritonModelException(f"{_EXPECTED}{_type_names(response._tensors)}.") from None
         if dropped:
             self._warn(tensors)
         return CoreResponse(outputs, None, response._parameters)
@@ -209,7 +209,7 @@ def _listed(tensors: object, error: object) -> Collection[object]:
         return tensors
     if tensors is None and error is not None:
         return ()
-    raise TypeError(_EXPECTED + _found(tensors) + ".")
+    raise TypeError(_EXPECTED + _type_names(tensors) + ".")
 
 
 def _check_tensor(tensor: object) -> None:
@@ -225,7 +225,7 @@ def _check_tensor(tensor: object) -> None:
         raise TypeError(f"{_EXPECTED}an element of type '{type(tensor)}'.")
 
 
-def _found(tensors: object) -> str:
+def _type_names(tensors: object) -> str:
     if not isinstance(tensors, list | tuple):
         return f"type '{type(tensors)}'"
     wrong = next((item for item in tensors if not isinstance(item, Tensor)), None)

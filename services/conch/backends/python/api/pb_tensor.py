@@ -61,7 +61,7 @@ class Tensor:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         self._batch: Copies | None = None
 
-    def _kept(self) -> CoreTensor:
+    def _stable(self) -> CoreTensor:
         """The core tensor in memory that the model cannot write to: a copy, unless it is an unread input."""
         core = self._core
         return core if self._batch is not None else core.detached(core.name)
@@ -83,7 +83,7 @@ class Tensor:
             tensor._batch = _Uncounted()
             return tensor  # its memory is private already
         if isinstance(core, DeviceTensor) and core.on_device:
-            if on_device and (memory := core.memory.another(core.nbytes)) is not None:
+            if on_device and (memory := core.memory.new_memory(core.nbytes)) is not None:
                 memory.write([core.memory])
                 tensor._core = DeviceTensor(core.name, core.datatype, core.shape, memory)
                 return tensor

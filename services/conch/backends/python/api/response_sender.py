@@ -103,7 +103,7 @@ class ResponseSender:
         """
         self._send(response, flags)
         if not flags and self._context.decoupled:
-            self._request.wait_for_reader()
+            self._request.wait_until_writable()
 
     def _send(self, response: InferenceResponse | None, flags: int = 0) -> None:
         """`send`, without waiting for the client."""
@@ -147,7 +147,7 @@ class ResponseSender:
 
     def is_behind(self) -> bool:
         """True if `send` would block, as the client has much to read; not in Triton."""
-        return bool(getattr(self._request, "behind", False))
+        return bool(getattr(self._request, "backpressure", False))
 
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context

@@ -7,12 +7,12 @@ from functools import partial
 
 from conch.backends.python.api.pb_errors import CallsEndedError, TritonModelException
 from conch.backends.python.api.pb_response import InferenceResponse
-from conch.backends.python.calls.bls_call import MAX_POLL_S, Answer, BlsRequest, Call
+from conch.backends.python.calls.bls_call import MAX_POLL_S, BlsAnswer, BlsCall, BlsRequest
 from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.calls.response_iterator import ResponseIterator, call_in_loop
 
 
-class AsyncCall(Call):
+class AsyncCall(BlsCall):
     """A call that completes `future` with its response; cancelling the future cancels the call."""
 
     __slots__ = ("_loop", "_next_check", "future")
@@ -24,11 +24,11 @@ class AsyncCall(Call):
         self._next_check = loop.call_later(MAX_POLL_S, self._check)
         self.future.add_done_callback(self._done)
 
-    def receive(self, answer: Answer) -> None:
-        """See `Call.receive`."""
+    def receive(self, answer: BlsAnswer) -> None:
+        """See `BlsCall.receive`."""
         call_in_loop(self._loop, partial(self._set, answer))
 
-    def _set(self, answer: Answer) -> None:
+    def _set(self, answer: BlsAnswer) -> None:
         if not self.future.done():
             self.future.set_result(answer[0] or InferenceResponse())
 

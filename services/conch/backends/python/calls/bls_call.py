@@ -43,7 +43,7 @@ from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
 from conch.core.servable import InlineClaim, Servable
-from conch.ipc.loop import expect_wait
+from conch.ipc.loop import yield_loop
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ GRACE_NS = 2_000_000_000
 It lets a model that has noticed clean up, and ends one that has not.
 """
 
-Answer = tuple[InferenceResponse | None, bool]
+BlsAnswer = tuple[InferenceResponse | None, bool]
 """A response, None for a final flag without one; and True if it is the last."""
 
 
@@ -94,7 +94,7 @@ class BlsRequest(Protocol):
     def _to_core(self, responder: Responder, created_ns: int) -> CoreRequest: ...
 
 
-class Call:
+class BlsCall:
     """One request to another model; subclasses deliver its responses.
 
     Attributes:
@@ -241,7 +241,7 @@ class Call:
         self.caller.remove_open_call(self)
         self.receive((InferenceResponse(error=error), True))
 
-    def receive(self, answer: Answer) -> None:
+    def receive(self, answer: BlsAnswer) -> None:
         """Receives a response, from any thread; may be called again after the last one."""
         raise NotImplementedError
 
@@ -271,18 +271,18 @@ class Call:
         return bool(self.parents)
 
 
-class WaitingCall(Call):
+class WaitingCall(BlsCall):
     """A call that a thread waits for."""
 
     __slots__ = ("_answers", "_seen")
 
     def __init__(self, caller: CallContext, request: BlsRequest, decoupled: bool) -> None:
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[BlsAnswer] = queue.SimpleQueue()
         self._seen: frozenset[WaitedFor] = frozenset()
         super().__init__(caller, request, decoupled)
 
-    def receive(self, answer: Answer) -> None:
-        """See `Call.receive`."""
+    def receive(self, answer: BlsAnswer) -> None:
+        """See `BlsCall.receive`."""
         self._answers.put(answer)
 
     def run(self) -> InferenceResponse:
@@ -308,7 +308,7 @@ class WaitingCall(Call):
         """Runs a short batch inline; True if no claim is left."""
         return claim.fast and not Context().run(claim.run_batch_inline)
 
-    def next(self) -> Answer:
+    def next(self) -> BlsAnswer:
         """The next response.
 
         Raises:
@@ -323,14 +323,14 @@ class WaitingCall(Call):
             if waiting:
                 self.caller.waiting = None
 
-    def next_nowait(self) -> Answer | None:
+    def next_nowait(self) -> BlsAnswer | None:
         """The next response if it has arrived."""
         try:
             return self._answers.get_nowait()
         except queue.Empty:
             return None
 
-    def _wait(self) -> Answer:
+    def _wait(self) -> BlsAnswer:
         # After one call in a cycle the next is likely in one too. Each takes this long to fail, one after the
         # other, and the first waiter may wait for hundreds of them.
         caller = self.caller
@@ -360,13 +360,13 @@ class WaitingCall(Call):
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
                 self.cancel()
 
-    def _get(self, timeout_s: float) -> Answer | None:
+    def _get(self, timeout_s: float) -> BlsAnswer | None:
         """The next response; None on timeout."""
         wait: Wait | None = getattr(self.caller.known_server, "wait", None)
         try:
             if wait is None:
                 if self._answers.empty():
-                    expect_wait()  # a loop that runs this model may have to receive the response
+                    yield_loop()  # a loop that runs this model may have to receive the response
                 return self._answers.get(timeout=timeout_s)
             # In a worker: the waiting thread also reads the connection, which saves a thread switch.
             wait(self._has_answer, timeout_s)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from conch.backends.python.api.pb_response import InferenceResponse
-from conch.backends.python.calls.bls_call import MAX_POLL_S, Answer, BlsRequest, WaitingCall
+from conch.backends.python.calls.bls_call import MAX_POLL_S, BlsAnswer, BlsRequest, WaitingCall
 from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.runtime.event_loop import in_coroutine
 
@@ -27,7 +27,7 @@ class _StreamCall(WaitingCall):
         self.unread = False
         super().__init__(caller, request, True)
 
-    def receive(self, answer: Answer) -> None:
+    def receive(self, answer: BlsAnswer) -> None:
         """See `Call.receive`."""
         if self.unread:
             return
@@ -36,7 +36,7 @@ class _StreamCall(WaitingCall):
         if waiter is not None:
             call_in_loop(waiter[0], partial(_wake, waiter[1]))
 
-    async def next_in_coroutine(self) -> Answer:
+    async def next_in_coroutine(self) -> BlsAnswer:
         """The next response, without blocking the loop."""
         loop = asyncio.get_running_loop()
         while (answer := self.next_nowait()) is None:
@@ -68,7 +68,7 @@ class ResponseIterator:
         self._responses: list[InferenceResponse] = []
         self._position = 0
         self._over = False
-        self._first: Answer | None = None
+        self._first: BlsAnswer | None = None
         self._call.start(may_claim=False)
 
     async def _wait_first(self) -> ResponseIterator:
@@ -116,7 +116,7 @@ class ResponseIterator:
             return response
         return self._keep(self._take_first() or await self._call.next_in_coroutine())
 
-    def _take_first(self) -> Answer | None:
+    def _take_first(self) -> BlsAnswer | None:
         """The first response if only `_wait_first` has taken it."""
         first, self._first = self._first, None
         return first
@@ -140,7 +140,7 @@ class ResponseIterator:
         self._position += 1
         return self._responses[self._position - 1]
 
-    def _keep(self, answer: Answer) -> InferenceResponse:
+    def _keep(self, answer: BlsAnswer) -> InferenceResponse:
         response, self._over = answer
         if response is None:
             response = InferenceResponse()

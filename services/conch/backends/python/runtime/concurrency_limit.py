@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from conch.backends.python.python_settings import Settings
-from conch.backends.python.runtime.event_loop import EventLoop, Outcome
+from conch.backends.python.runtime.event_loop import EventLoop, TaskEnd
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 
@@ -31,7 +31,7 @@ class ConcurrencyLimit:
         self._count = 0
         self._changed = threading.Condition()
 
-    def run(self, awaitable: Awaitable[Any], on_late_outcome: Callable[[Outcome], None]) -> Outcome | None:
+    def run(self, awaitable: Awaitable[Any], on_late_outcome: Callable[[TaskEnd], None]) -> TaskEnd | None:
         """Starts a coroutine; returns when there is room for the next.
 
         Returns the outcome; or None, and the event loop passes the outcome to `on_late_outcome` later.
@@ -40,7 +40,7 @@ class ConcurrencyLimit:
         with self._changed:
             self._count += 1
 
-        def ended(future: Future[Outcome]) -> None:
+        def ended(future: Future[TaskEnd]) -> None:
             try:
                 coroutine.outcome = future.result()
             except BaseException as error:  # cancelled before it started
@@ -83,7 +83,7 @@ class _RunningCoroutine:
     def __init__(self) -> None:
         self.detached = False
         self.delivered = False
-        self.outcome: Outcome | None = None
+        self.outcome: TaskEnd | None = None
 
 
 def max_concurrency(spec: ModelSpec, concurrent: bool) -> int | None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
 """Seconds that `EventLoop.close` waits for coroutines before it cancels them."""
 
-Outcome = tuple[Any, BaseException | None]
+TaskEnd = tuple[Any, BaseException | None]
 """Return value or exception of a coroutine."""
 
 
@@ -46,7 +46,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name=f"conch-{name}-loop", daemon=True)
         self._thread.start()
 
-    def run(self, awaitable: Awaitable[Any]) -> Future[Outcome]:
+    def run(self, awaitable: Awaitable[Any]) -> Future[TaskEnd]:
         """Starts a coroutine; its future never holds an exception."""
         return asyncio.run_coroutine_threadsafe(_outcome(awaitable), self._loop)
 
@@ -75,7 +75,7 @@ class EventLoop:
                     log.error("model '%s' stopped its event loop, which goes on", self._name)
 
 
-async def _outcome(awaitable: Awaitable[Any]) -> Outcome:
+async def _outcome(awaitable: Awaitable[Any]) -> TaskEnd:
     try:
         return await awaitable, None
     except BaseException as error:  # boundary: a model; its SystemExit would end the loop

@@ -45,7 +45,7 @@ class GeneratorExecution:
                     break
                 self._send_step(step)
                 for request in self._requests:
-                    request._core.wait_for_reader()
+                    request._core.wait_until_writable()
                 if self._abandoned:
                     return self._fail_abandoned()
         if returned is not None:
@@ -61,7 +61,7 @@ class GeneratorExecution:
             async for step in steps:
                 self._send_step(step)
                 for request in self._requests:
-                    if request._core.behind:
+                    if request._core.backpressure:
                         await _read(request._core)
                 if self._abandoned:
                     return self._fail_abandoned()
@@ -134,7 +134,7 @@ async def _read(core: InferenceRequest) -> None:
     """Waits until the client of a request has caught up; other coroutines go on."""
     loop = asyncio.get_running_loop()
     read = asyncio.Event()
-    core.when_read(lambda: call_in_loop(loop, read.set))
+    core.when_writable(lambda: call_in_loop(loop, read.set))
     await read.wait()
 
 

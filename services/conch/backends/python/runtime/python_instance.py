@@ -21,7 +21,7 @@ from conch.backends.python.api.pb_response import Converter, InferenceResponse
 from conch.backends.python.api.response_sender import SenderContext
 from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit, max_concurrency
-from conch.backends.python.runtime.event_loop import EventLoop, Outcome
+from conch.backends.python.runtime.event_loop import EventLoop, TaskEnd
 from conch.backends.python.runtime.generator_execution import GeneratorExecution
 from conch.backends.python.runtime.model_adapters import adapted
 from conch.backends.python.runtime.module_loading import ModelCode
@@ -273,7 +273,7 @@ class PythonInstance(BackendInstance):
             del self._model, self._execute
             self._code.close()
 
-    def _run_returned(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
+    def _run_returned(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> TaskEnd | None:
         """Runs a returned awaitable or generator; None for a coroutine that is still running."""
         if isinstance(returned, Generator):
             return GeneratorExecution(requests, self._decoupled).run(returned), None
@@ -307,7 +307,7 @@ class PythonInstance(BackendInstance):
             _pause(requests)
         return responses
 
-    def _coroutine_ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: Outcome) -> None:
+    def _coroutine_ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: TaskEnd) -> None:
         """Completes the requests of a coroutine that outlived `execute`."""
         returned, error = outcome
         responses: Sequence[CoreResponse | None] | None
@@ -406,14 +406,14 @@ def _pause(requests: list[ReceivedRequest]) -> None:
     """Keeps the senders of rescheduled requests, which the model may go on using."""
     for request in requests:
         if request._core.rescheduled:
-            request._core.kept = request._sender
+            request._core.backend_state = request._sender
 
 
 def _resume(requests: list[ReceivedRequest]) -> None:
     """Restores the senders of rescheduled requests."""
     for request in requests:
-        request._sender = getattr(request._core, "kept", None)
-        request._core.kept = None
+        request._sender = getattr(request._core, "backend_state", None)
+        request._core.backend_state = None
 
 
 class AsyncPythonInstance(PythonInstance):

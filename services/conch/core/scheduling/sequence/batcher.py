@@ -96,7 +96,7 @@ class SequenceBatcher(Scheduler):
         return [seats.free for seats in self._seats]
 
     @property
-    def held(self) -> int:
+    def live_sequences(self) -> int:
         """Number of live sequences."""
         return self._table.live
 
@@ -204,7 +204,7 @@ class SequenceBatcher(Scheduler):
             sequence.running = False
             if self._iterative:
                 self._iterated(request, sequence, now_ns)
-            self._go_on(sequence, seats, now_ns)
+            self._run_next_or_idle(sequence, seats, now_ns)
 
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Takes a queued request out with all others of its sequence that are queued.
@@ -269,7 +269,7 @@ class SequenceBatcher(Scheduler):
             return False
         return self._successor(request.correlation_id) is not None
 
-    def end(self, correlation_id: int | str) -> None:
+    def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence, if there is one: at once if it is idle, else after what is queued of it."""
         sequence = self._successor(correlation_id)
         if sequence is None:
@@ -304,7 +304,7 @@ class SequenceBatcher(Scheduler):
         sequence = LiveSequence(
             correlation_id, self._controls.identity(correlation_id), dict(self._initial), own
         )
-        self._seated(self._table.add(sequence))
+        self._make_ready(self._table.add_sequence(sequence))
         self.expiries.began(now_ns)
         return sequence
 
@@ -315,9 +315,9 @@ class SequenceBatcher(Scheduler):
         return self._last_id
 
     def _release(self, sequence: LiveSequence) -> None:
-        self._seated(self._table.release(sequence))
+        self._make_ready(self._table.release_sequence(sequence))
 
-    def _seated(self, sequence: LiveSequence | None) -> None:
+    def _make_ready(self, sequence: LiveSequence | None) -> None:
         """Makes the queue of a newly seated sequence ready."""
         if sequence is None or not sequence.queue:
             return
@@ -368,7 +368,7 @@ class SequenceBatcher(Scheduler):
             if self._tracks and not self._iterative:
                 self.expiries.unwatch(request)  # those that may run again keep their expiry
 
-    def _go_on(self, sequence: LiveSequence, seats: Seats, now_ns: int) -> None:
+    def _run_next_or_idle(self, sequence: LiveSequence, seats: Seats, now_ns: int) -> None:
         """Continues a sequence that does not run with its next request, or idles or ends it."""
         queue = sequence.queue
         if queue:
@@ -395,7 +395,7 @@ class SequenceBatcher(Scheduler):
             assert isinstance(sequence, LiveSequence)
             sequence.inputs = None
             sequence.queue.popleft()
-            self._go_on(sequence, seats, now_ns)
+            self._run_next_or_idle(sequence, seats, now_ns)
 
     def _iterated(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
         """Queues a rescheduled request before the others of its sequence."""

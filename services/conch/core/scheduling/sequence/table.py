@@ -147,7 +147,7 @@ class SequenceTable:
             return sequence
         return next(reversed(sequence.followers))
 
-    def add(self, sequence: LiveSequence) -> LiveSequence | None:
+    def add_sequence(self, sequence: LiveSequence) -> LiveSequence | None:
         """Adds a sequence; earlier ones of its id take no more requests.
 
         Returns the sequence that is seated by this, if any: this one or another.
@@ -164,9 +164,9 @@ class SequenceTable:
         first.followers[sequence] = None
         if first.queue or first.running:
             return None
-        return self.release(first)
+        return self.release_sequence(first)
 
-    def release(self, sequence: LiveSequence) -> LiveSequence | None:
+    def release_sequence(self, sequence: LiveSequence) -> LiveSequence | None:
         """Removes a sequence with nothing queued or running; returns the one that gets its seat, if any."""
         self.live -= 1
         sequence.live = False

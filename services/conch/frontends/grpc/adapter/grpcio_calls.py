@@ -343,7 +343,7 @@ class StreamCall(Call, Reader):
         with self._lock:
             if self._finished:
                 return
-            if self._backlog.behind:
+            if self._backlog.backpressure:
                 self._paused = True
             else:
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
@@ -380,14 +380,14 @@ class StreamCall(Call, Reader):
                 self._start_write(message)
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if its client has too much to read."""
-        return self._backlog.behind
+        return self._backlog.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self._backlog.hold_back(work)
+            waits = self._backlog.defer_until_writable(work)
         if not waits:
             work()
 
@@ -432,7 +432,7 @@ class StreamCall(Call, Reader):
             if self._closing is not None:
                 self._start_close()
                 return
-        if self._paused and not self._backlog.behind:
+        if self._paused and not self._backlog.backpressure:
             self._paused = False
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
 

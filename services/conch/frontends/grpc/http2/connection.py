@@ -38,13 +38,13 @@ nothing, as it may have closed since the owner last looked. PRIORITY is checked 
 Flow control. Each DATA byte, padding too, counts against the windows of its stream and of the connection.
 `consumed` gives bytes back; WINDOW_UPDATE frames follow once a quarter of a window has been. A stream that
 closes gives back what it had not consumed, and DATA that no stream takes is given back at once.
-Data to be sent goes straight to the output if both windows, the peer's frame size and `Limits.output_bytes`
-allow it whole; else it waits in the stream's queue. Streams that could send take turns, a few
-frames each (`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is shut wait
-outside of that line until it opens. Header blocks are encoded when they go to the output, in the order of the
-dynamic table.
+Data to be sent goes straight to the output if both windows, the peer's frame size and
+`Http2Limits.output_bytes` allow it whole; else it waits in the stream's queue. Streams that could send take
+turns, a few frames each (`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is
+shut wait outside of that line until it opens. Header blocks are encoded when they go to the output, in the
+order of the dynamic table.
 
-Limits (`limits.Limits`) hold what the peer can cost; each that closes the connection has its `Reason`.
+Limits (`limits.Http2Limits`) hold what the peer can cost; each that closes the connection has its `Reason`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ from conch.frontends.grpc.http2.hpack import (
 from conch.frontends.grpc.http2.limits import (
     PERIOD_NS,
     ConnectionViolation,
-    Limits,
+    Http2Limits,
     LocalSettings,
     Reason,
     Recent,
@@ -149,11 +149,11 @@ class Http2Connection:
     """One side of a connection."""
 
     def __init__(
-        self, client: bool = False, settings: LocalSettings | None = None, limits: Limits | None = None
+        self, client: bool = False, settings: LocalSettings | None = None, limits: Http2Limits | None = None
     ) -> None:
         self._client = client
         self._settings = settings = settings or LocalSettings()
-        self._limits = limits or Limits()
+        self._limits = limits or Http2Limits()
         self._decoder = HeaderDecoder(max(settings.header_table_bytes, 4096), settings.max_header_list_bytes)
         self._encoder = HeaderEncoder()
         self._streams: dict[int, Stream] = {}

@@ -177,8 +177,8 @@ class HeaderDecoder:
 
     __slots__ = (
         "_bomb_bytes",
-        "_kept",
-        "_kept_bytes",
+        "_decoded",
+        "_decoded_bytes",
         "_max_list_bytes",
         "_max_table_bytes",
         "_table",
@@ -193,8 +193,8 @@ class HeaderDecoder:
         self._table = list(_STATIC_ENTRIES)
         self._table_bytes = 0  # of the dynamic part
         self._table_limit = max_table_bytes
-        self._kept: dict[bytes, HeaderList] = {}
-        self._kept_bytes = 0
+        self._decoded: dict[bytes, HeaderList] = {}
+        self._decoded_bytes = 0
 
     def decode(self, block: bytes) -> HeaderList:
         """Decodes a whole block; equal blocks give the same list while the dynamic table stays as it is.
@@ -203,7 +203,7 @@ class HeaderDecoder:
             HpackError: The block is malformed; the decoder is of no further use.
             HeaderListBombError: The list is over four times its limit; the same holds.
         """
-        kept = self._kept.get(block)
+        kept = self._decoded.get(block)
         if kept is not None:
             return kept
         try:
@@ -244,19 +244,19 @@ class HeaderDecoder:
         headers = HeaderList(tuple(pairs), size > limit)
         if constant:
             self._keep(block, headers, size)
-        elif self._kept:
-            self._kept.clear()
-            self._kept_bytes = 0
+        elif self._decoded:
+            self._decoded.clear()
+            self._decoded_bytes = 0
         return headers
 
     def _keep(self, block: bytes, headers: HeaderList, size: int) -> None:
-        self._kept_bytes += size + len(block) + _ENTRY_OVERHEAD
-        if self._kept_bytes > _KEPT_DECODED_BYTES:
+        self._decoded_bytes += size + len(block) + _ENTRY_OVERHEAD
+        if self._decoded_bytes > _KEPT_DECODED_BYTES:
             # A client whose blocks all differ; those that come again are soon back.
-            self._kept.clear()
-            self._kept_bytes = 0
+            self._decoded.clear()
+            self._decoded_bytes = 0
             return
-        self._kept[block] = headers
+        self._decoded[block] = headers
 
     def _literal(self, block: bytes, position: int, byte: int) -> tuple[_Entry, int]:
         """A literal field behind its first byte, and the position behind it."""

@@ -70,7 +70,7 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Http2Limits:
     """Limits of a peer; above one its connection is closed with ENHANCE_YOUR_CALM."""
 
     continuations: int = 8
@@ -129,22 +129,22 @@ class Recent:
             self.first_stream_id = next_stream_id
         self.opened, self.resets, self.pings, self.settings, self.updates, self.data_sent, _ = now
 
-    def check_resets(self, limits: Limits) -> None:
+    def check_resets(self, limits: Http2Limits) -> None:
         """Raises where the peer resets streams as fast as it opens them."""
         if self.resets > limits.resets and self.resets * 2 > self.opened:
             raise too_much(Reason.RESETS, "too many streams were reset")
 
-    def check_pings(self, limits: Limits) -> None:
+    def check_pings(self, limits: Http2Limits) -> None:
         """Raises where there are more PINGs than traffic explains."""
         if self.pings > limits.pings_per_second * PERIODS_S + self.opened + self.data_sent:
             raise too_much(Reason.PINGS, "too many PING frames")
 
-    def check_settings(self, limits: Limits) -> None:
+    def check_settings(self, limits: Http2Limits) -> None:
         """Raises where SETTINGS are too frequent."""
         if self.settings > limits.settings_per_second * PERIODS_S:
             raise too_much(Reason.SETTINGS, "too many SETTINGS frames")
 
-    def check_updates(self, limits: Limits) -> None:
+    def check_updates(self, limits: Http2Limits) -> None:
         """Raises where there are more WINDOW_UPDATEs than data sent explains."""
         allowed = limits.window_updates_per_second * PERIODS_S + 2 * self.opened + 10 * self.data_sent
         if self.updates > allowed:

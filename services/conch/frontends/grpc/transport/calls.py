@@ -90,7 +90,7 @@ class CallConnection(Protocol):
         """Ends a call whose deadline is over."""
 
 
-class Call:
+class TransportCall:
     """Metadata, client and deadline of a call, and the message that is being received.
 
     Attributes:
@@ -123,7 +123,7 @@ class Call:
         self.withheld = self.counted = 0
 
     @property
-    def caller(self) -> Call:
+    def caller(self) -> TransportCall:
         """Itself, as the context of a request."""
         return self
 
@@ -204,14 +204,14 @@ class Call:
     @property
     def partial(self) -> int:
         """Bytes of the message that is being received."""
-        return 0 if self._reader is None else self._reader.held
+        return 0 if self._reader is None else self._reader.partial_bytes
 
-    def room(self) -> memoryview | None:
-        """Memory for the next bytes of a long message, see `MessageReader.room`."""
-        return None if self._reader is None else self._reader.room()
+    def receive_buffer(self) -> memoryview | None:
+        """Memory for the next bytes of a long message, see `MessageReader.receive_buffer`."""
+        return None if self._reader is None else self._reader.receive_buffer()
 
 
-class UnaryCall(Call):
+class UnaryCall(TransportCall):
     """One unary call: receives one message, is answered once."""
 
     __slots__ = ("_answer", "_answered", "_handler", "_on_cancel", "_subject", "_taken", "_trailing")
@@ -219,14 +219,9 @@ class UnaryCall(Call):
     _trailing: Metadata
 
     def __init__(
-        self,
-        connection: CallConnection,
-        stream_id: int,
-        head: RequestHead,
-        now_ns: int,
-        handler: UnaryMethod,
+        self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int, handler: UnaryMethod
     ) -> None:
-        Call.__init__(self, connection, stream_id, head, now_ns)
+        TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self._handler = handler
         self._on_cancel: Callable[[Any], None] | None = None
         self._subject: Any = None
@@ -399,7 +394,7 @@ def _ignore_drain(status: int, details: str) -> None:
     """The `on_drain` of a stream that has ended."""
 
 
-class StreamCall(Call, Reader):
+class StreamCall(TransportCall, Reader):
     """One bidirectional call: delivers one message at a time, sends messages in the order of `write`.
 
     `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
@@ -433,7 +428,7 @@ class StreamCall(Call, Reader):
     )
 
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
-        Call.__init__(self, connection, stream_id, head, now_ns)
+        TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self.new_reader()
         self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
@@ -520,7 +515,7 @@ class StreamCall(Call, Reader):
         elif not self.ended:
             self.on_message(message)
 
-    def _want(self) -> None:
+    def _request_message(self) -> None:
         self._wanted = True
         self._deliver()
 
@@ -603,9 +598,9 @@ class StreamCall(Call, Reader):
         """Delivers the next message, at once or when enough has been sent."""
         loop = self.connection.loop
         if loop.on_thread:
-            self._want()
+            self._request_message()
         else:
-            loop.call_soon(partial(self.connection.guarded, self, self._want))
+            loop.call_soon(partial(self.connection.guarded, self, self._request_message))
 
     def write(self, message: Buffer) -> None:
         """Sends a message after those written before it."""
@@ -624,14 +619,14 @@ class StreamCall(Call, Reader):
             self.connection.loop.call_soon(self._send)
 
     @property
-    def behind(self) -> bool:
+    def backpressure(self) -> bool:
         """True if the client has too many bytes to read."""
-        return self._backlog.behind
+        return self._backlog.backpressure
 
-    def when_read(self, work: Callable[[], object]) -> None:
-        """See `Reader.when_read`."""
+    def when_writable(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_writable`."""
         with self._lock:
-            waits = self._backlog.hold_back(work)
+            waits = self._backlog.defer_until_writable(work)
         if not waits:
             work()
 

@@ -206,7 +206,7 @@ class GrpcConnection:
             self._gone_away = True
             self.loop.flush_later(self)
 
-    def _leave(self) -> None:
+    def _await_close(self) -> None:
         """Lets the client, which may still work on answers, close the connection; ends it if not."""
         if not self._leaving or not self.answers:
             self._linger()
@@ -257,7 +257,7 @@ class GrpcConnection:
         self._http2.ping(payload)
         self.loop.flush_later(self)
 
-    def calm(self, text: str) -> None:
+    def enhance_your_calm(self, text: str) -> None:
         """Closes the connection with ENHANCE_YOUR_CALM, for too many pings."""
         if not self._http2.closed:
             self._port.closed["pings"] += 1
@@ -344,7 +344,7 @@ class GrpcConnection:
     def _read_directly(self, stream_id: int, left: int) -> bool:
         """Receives a part of a long message into its buffer; False if it has none, or nothing has come."""
         call = self._calls.get(stream_id)
-        room = None if call is None else call.room()
+        room = None if call is None else call.receive_buffer()
         if call is None or room is None:
             return False
         try:
@@ -499,7 +499,7 @@ class GrpcConnection:
         received = self._port.received
         if received.crowded:
             received.wait(self)
-            released = {received.oldest_of(self)} & self._crowded
+            released = {received.oldest_stream_of(self)} & self._crowded
             self._crowded -= released
         elif self._partial_bytes <= _CROWDED_BYTES:
             released, self._crowded = self._crowded, set()
@@ -709,7 +709,7 @@ class GrpcConnection:
                 self._watch_progress()
                 return False
             self._sent += count
-            output = _rest(output, count)
+            output = _unsent(output, count)
         return True
 
     def _has_sent(self) -> None:
@@ -728,7 +728,7 @@ class GrpcConnection:
         if http2.queued_bytes:
             self._watch_progress()
         elif self._gone_away and not self._calls and not http2.open_streams:
-            self._leave()
+            self._await_close()
 
     def _note_sent(self, event: WindowOpened) -> None:
         self.answers += 1
@@ -787,7 +787,7 @@ class GrpcConnection:
         return not self._overloaded() and self._http2.may_receive(stream_id)
 
 
-def _rest(buffers: list[Buffer], count: int) -> list[Buffer]:
+def _unsent(buffers: list[Buffer], count: int) -> list[Buffer]:
     """Unsent remainder of `buffers` after `count` sent bytes."""
     for index, buffer in enumerate(buffers):
         size = buffer.nbytes if type(buffer) is memoryview else len(buffer)

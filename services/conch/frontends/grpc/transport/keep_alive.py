@@ -56,7 +56,7 @@ class Pinged(Protocol):
     def give_up(self, reason: str) -> None:
         """Closes the connection."""
 
-    def calm(self, text: str) -> None:
+    def enhance_your_calm(self, text: str) -> None:
         """Tells the client that it asks too much, and closes the connection."""
 
 
@@ -107,5 +107,5 @@ class KeepAlive:
             if now_ns - self._pinged_ns < least_ns:
                 self._strikes += 1
                 if self._strikes > times.client_strikes:
-                    connection.calm("too_many_pings")
+                    connection.enhance_your_calm("too_many_pings")
         self._pinged_ns, self._answers = now_ns, connection.answers

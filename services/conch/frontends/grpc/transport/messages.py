@@ -86,7 +86,7 @@ class MessageReader:
         return self._size < 0 and not self._parts
 
     @property
-    def held(self) -> int:
+    def partial_bytes(self) -> int:
         """Bytes of the message that has begun."""
         return len(self._parts) if self._buffer is None else self._filled
 
@@ -98,7 +98,7 @@ class MessageReader:
                 start = self._read_prefix(data, start, end)
                 if self._size < 0:
                     break
-            count = min(end - start, self._size - self.held)
+            count = min(end - start, self._size - self.partial_bytes)
             if self._buffer is None:
                 self._parts += data[start : start + count]
             else:
@@ -106,7 +106,7 @@ class MessageReader:
                 self._buffer[self._filled : self._filled + count] = memoryview(data)[start : start + count]
                 self._filled += count
             start += count
-            if self.held == self._size:
+            if self.partial_bytes == self._size:
                 messages.append(self._finish())
         return messages
 
@@ -116,7 +116,7 @@ class MessageReader:
         self._parts += data[start:stop]
         if len(self._parts) == PREFIX_BYTES:
             flag, size = PREFIX.unpack(self._parts)
-            self.failure = self._wrong(flag, size)
+            self.failure = self._prefix_error(flag, size)
             if self.failure is not None:
                 return stop
             self._size = size
@@ -127,7 +127,7 @@ class MessageReader:
                 self._filled = 0
         return stop
 
-    def _wrong(self, flag: int, size: int) -> MessageError | None:
+    def _prefix_error(self, flag: int, size: int) -> MessageError | None:
         """Error of a message's prefix: a message too large, or an unknown compression; None for none."""
         if flag > 1:
             return MessageError(13, f"a message begins with {flag}, which is no compression flag")
@@ -147,7 +147,7 @@ class MessageReader:
         grown[: self._filled] = buffer[: self._filled]
         self._buffer = grown
 
-    def room(self) -> memoryview | None:
+    def receive_buffer(self) -> memoryview | None:
         """Memory for the next bytes of a long message; None if they go to `feed`."""
         if self._buffer is None:
             return None

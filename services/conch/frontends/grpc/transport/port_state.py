@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conch.core.clock import Clock
-from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
+from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
@@ -42,7 +42,7 @@ class PortOptions:
 
     most_message_bytes: int = 2**31 - 1
     settings: LocalSettings = field(default_factory=LocalSettings)
-    limits: Limits = field(default_factory=Limits)
+    limits: Http2Limits = field(default_factory=Http2Limits)
     keep_alive: KeepAliveTimes = field(default_factory=KeepAliveTimes)
     age_ns: int = 0
     age_grace_ns: int = 0

@@ -92,7 +92,7 @@ class ReceivedBytes:
         """True if the call has the oldest incomplete message of the port."""
         return next(iter(self._partial), None) is call
 
-    def oldest_of(self, holder: Holder) -> int:
+    def oldest_stream_of(self, holder: Holder) -> int:
         """Stream of the oldest message of all, if that connection has it; else 0."""
         oldest = next(iter(self._partial), None)
         return 0 if oldest is None or self._partial[oldest] is not holder else oldest.stream_id

@@ -22,7 +22,7 @@ from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
-from conch.frontends.grpc.http2.limits import Limits, LocalSettings
+from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings
 from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
@@ -44,9 +44,9 @@ _LEAST_RECEIVED_BYTES = 1 << 30
 _ANY_HOSTS = ("", "0.0.0.0", "[::]")
 
 
-def own_server(options: GrpcOptions, clock: Clock) -> Server:
+def own_server(options: GrpcOptions, clock: Clock) -> TransportServer:
     """Makes the server of a port."""
-    return Server(port_options(options), clock=clock, reuse_port=options.reuse_port)
+    return TransportServer(port_options(options), clock=clock, reuse_port=options.reuse_port)
 
 
 def port_options(options: GrpcOptions) -> PortOptions:
@@ -66,7 +66,7 @@ def port_options(options: GrpcOptions) -> PortOptions:
             max_header_list_bytes=limits.metadata_bytes,
             max_frame_size=MOST_FRAME_SIZE,
         ),
-        Limits(
+        Http2Limits(
             continuations=_CONTINUATIONS + limits.metadata_bytes // LEAST_FRAME_SIZE,
             header_block_bytes=max(_HEADER_BLOCK_BYTES, 2 * limits.metadata_bytes),
         ),
@@ -79,7 +79,7 @@ def port_options(options: GrpcOptions) -> PortOptions:
     )
 
 
-class Server:
+class TransportServer:
     """A gRPC server on the I/O loop.
 
     Args:

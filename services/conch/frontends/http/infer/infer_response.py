@@ -27,7 +27,7 @@ HEAD_LENGTH: Final = b"inference-header-content-length"
 """The header with the length of the JSON before binary tensors; 0 for a raw request."""
 _OCTETS = (b"content-type", b"application/octet-stream")
 
-Answer = Reply | Callable[[], Reply]
+InferReply = Reply | Callable[[], Reply]
 """A reply, or a slow function that builds it."""
 
 
@@ -89,7 +89,7 @@ class ResponseEncoder:
         wanted: BinaryOutputs,
         encoding: bytes | None = None,
         quick: bool = False,
-    ) -> Answer:
+    ) -> InferReply:
         """Encodes one response.
 
         Args:
@@ -155,7 +155,7 @@ class ResponseEncoder:
         response: InferenceResponse | None,
         wanted: BinaryOutputs,
         encoding: bytes | None,
-    ) -> Answer:
+    ) -> InferReply:
         """Encodes a response, or the error of one that can't be sent; the thread must not compute for long.
 
         Returns:

@@ -42,7 +42,7 @@ class Stream:
             self.call.write(BLOCK)
 
     def waiting(self) -> threading.Thread:
-        thread = threading.Thread(target=self.call.wait_for_reader)
+        thread = threading.Thread(target=self.call.wait_until_writable)
         thread.start()
         thread.join(0.01)
         assert thread.is_alive(), "it does not wait"
@@ -66,7 +66,7 @@ def test_until_the_client_has_read() -> None:
     assert thread.is_alive(), "80 MB are still too much"
     stream.read()
     assert ended(thread)
-    stream.call.wait_for_reader()
+    stream.call.wait_until_writable()
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -76,7 +76,7 @@ def test_until_the_client_is_gone(cancelled: bool) -> None:
     operation = SimpleNamespace(cancelled=lambda: cancelled)
     stream.closed(SimpleNamespace(batch_operations=[operation]))
     assert ended(thread)
-    stream.call.wait_for_reader()
+    stream.call.wait_until_writable()
     stream.call.write(BLOCK)  # goes nowhere
 
 

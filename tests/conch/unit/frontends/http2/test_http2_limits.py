@@ -37,7 +37,7 @@ from tests.support.http2_peer import PREFACE, frame
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import ConnectionClosed, Event, PingReceived, StreamReset, WindowOpened
 from conch.frontends.grpc.http2.frames import ErrorCode
-from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
+from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 
 SECOND = 10**9
 POINTLESS = frame(PING, 0, 0, bytes(8))
@@ -236,7 +236,7 @@ def test_a_setting_of_windows_is_linear() -> None:
 
 
 def test_what_is_kept_of_closed_streams_is_bounded() -> None:
-    connection = server(limits=Limits(resets=10**9))
+    connection = server(limits=Http2Limits(resets=10**9))
 
     def rounds() -> Iterator[bytes]:
         for number in range(1, 20_000, 8):
@@ -267,7 +267,7 @@ def size_of(value: object, seen: set[int] | None = None) -> int:
 
 
 def test_output_is_bounded_and_the_rest_is_unsent() -> None:
-    connection = server(None, Limits(output_bytes=100_000), (4, 2**31 - 1), (5, 2**14))
+    connection = server(None, Http2Limits(output_bytes=100_000), (4, 2**31 - 1), (5, 2**14))
     connection.receive(window_update(0, 2**30), 0)
     connection.receive(headers(1, end=True), 0)
     connection.send_headers(1, RESPONSE)
@@ -288,7 +288,7 @@ def test_output_is_bounded_and_the_rest_is_unsent() -> None:
 
 
 def test_small_messages_are_unsent_too_once_the_output_is_full() -> None:
-    connection = server(None, Limits(output_bytes=1000))
+    connection = server(None, Http2Limits(output_bytes=1000))
     connection.receive(headers(1), 0)
     for _ in range(20):
         connection.send_data(1, [bytes(100)])

@@ -19,7 +19,7 @@ from tests.support.servers import WAIT_S
 
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 
 PATH = "/t.T/Echo"
 
@@ -40,7 +40,7 @@ def test_a_call_that_ends_without_a_message_is_told(content: bytes, ended: bool)
         told.put("taken")
         call.reply(b"")
 
-    server = Server(PortOptions(most_message_bytes=100))
+    server = TransportServer(PortOptions(most_message_bytes=100))
     server.serve({PATH: answer}, {}, {PATH: admit})
     address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
     server.start()

@@ -25,7 +25,7 @@ from tests.support.servers import WAIT_S
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.messages import compress
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 
 INTERNAL = "13"
 
@@ -42,7 +42,7 @@ class Site:
     """A server with handlers that raise at different times."""
 
     def __init__(self) -> None:
-        self.server = Server(PortOptions())
+        self.server = TransportServer(PortOptions())
         self.cancelled: queue.Queue[bytes] = queue.Queue()
         self.waiting: queue.Queue[None] = queue.Queue()
         self.server.serve(

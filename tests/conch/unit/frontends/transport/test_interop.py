@@ -23,7 +23,7 @@ from tests.support.servers import WAIT_S, past_deadline
 
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 
 SIZES = (27_182, 8, 1_828, 45_904)
 """Sizes of the cases' requests."""
@@ -73,7 +73,7 @@ class Site:
 
     def __init__(self) -> None:
         self.cancelled: queue.Queue[str] = queue.Queue()
-        self.server = Server(PortOptions())
+        self.server = TransportServer(PortOptions())
         self.server.serve(
             {"/i.I/Unary": self.unary},
             {

@@ -33,7 +33,7 @@ class Connection:
     def give_up(self, reason: str) -> None:
         self.ended = reason
 
-    def calm(self, text: str) -> None:
+    def enhance_your_calm(self, text: str) -> None:
         self.ended = text
 
     def tick(self) -> int:

@@ -43,7 +43,7 @@ def test_any_cuts(sizes: list[int], data: st.DataObject) -> None:
     found: list[bytes] = []
     position = 0
     for cut in [*cuts, len(wire)]:
-        room = reader.room()
+        room = reader.receive_buffer()
         if room is not None and data.draw(st.booleans()):  # received into the message's own buffer
             count = min(len(room), cut - position)
             room[:count] = wire[position : position + count]
@@ -71,7 +71,7 @@ def test_a_message_over_the_limit_is_refused_by_its_prefix() -> None:
 def test_an_announced_length_takes_no_memory() -> None:
     reader = MessageReader(2**31 - 1, "identity")
     reader.feed(PREFIX.pack(0, 2**31 - 1) + b"x", 0, 6)
-    room = reader.room()
+    room = reader.receive_buffer()
     assert room is not None
     assert len(room) < 2 << 20
 

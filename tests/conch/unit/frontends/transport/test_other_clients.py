@@ -19,7 +19,7 @@ from tests.support.servers import ROOT, WAIT_S, free_port
 
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 
 GO_CLIENT = ROOT / "tests" / "support" / "clients" / "many_calls.go"
 GO_LIBRARIES = Path("/usr/share/gocode")
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, age_ns: int = 0) -> None:
         self.clients: set[str] = set()
-        self.server = Server(PortOptions(age_ns=age_ns))
+        self.server = TransportServer(PortOptions(age_ns=age_ns))
         self.server.serve(
             {
                 "/t.T/Echo": self.echo,

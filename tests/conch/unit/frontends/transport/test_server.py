@@ -21,7 +21,7 @@ from conch.frontends.grpc.grpc_options import ConnectionLimits, GrpcOptions
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server, own_server
+from conch.frontends.grpc.transport.transport_server import TransportServer, own_server
 
 BLOCK = bytes(1 << 20)
 
@@ -30,7 +30,7 @@ class Site:
     """A server whose methods show what a transport must do."""
 
     def __init__(self, options: PortOptions | None = None) -> None:
-        self.server = Server(options or PortOptions(most_message_bytes=8 << 20))
+        self.server = TransportServer(options or PortOptions(most_message_bytes=8 << 20))
         self.waiting: queue.Queue[UnaryRpc] = queue.Queue()
         self.cancelled: queue.Queue[Any] = queue.Queue()
         self.written = 0
@@ -96,7 +96,7 @@ class Site:
             for _ in range(256):
                 call.write(BLOCK)
                 self.written += len(BLOCK)
-                call.wait_for_reader()
+                call.wait_until_writable()
             call.close()
 
         def take(message: Any) -> None:
@@ -220,7 +220,7 @@ def test_many_deadlines_that_pass_are_no_attack(site: Site) -> None:
 
 def test_a_successor_keeps_its_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    old, new = Server(PortOptions()), Server(PortOptions())
+    old, new = TransportServer(PortOptions()), TransportServer(PortOptions())
     for server in (old, new):
         server.add_port(f"unix:{path}")
         server.start()
@@ -265,7 +265,7 @@ def test_a_stream_whose_client_cancels(site: Site) -> None:
 def test_a_slow_reader_holds_its_writer(site: Site) -> None:
     call = site.channel.stream_stream("/t.T/Flood")(iter([b"go"]), timeout=10 * WAIT_S)
     assert next(call) == BLOCK
-    eventually(lambda: site.flooded and site.flooded.behind, "the writer waits")
+    eventually(lambda: site.flooded and site.flooded.backpressure, "the writer waits")
     assert site.written < 200 << 20
     assert sum(1 for _ in call) == 255
     assert site.written == 256 << 20

@@ -23,7 +23,7 @@ from tests.support.servers import WAIT_S
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 
 PATH = "/inference.GRPCInferenceService/ModelInfer"
 RECORD = 16_384  # the most bytes of one
@@ -37,7 +37,7 @@ class Site:
         key, certificate = authority.issue("server")
         self.root = authority.root
         self.busy, self.go_on = threading.Event(), threading.Event()
-        self.server = Server(PortOptions())
+        self.server = TransportServer(PortOptions())
         self.server.serve(
             {
                 PATH: lambda call, message: call.reply(b"length %d" % len(message)),

@@ -51,7 +51,7 @@ from conch.frontends.grpc.transport.calls import UnaryCall
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.metadata import RequestHead
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import TransportServer
 from conch.ipc.loop import IoLoop, SharedLoop
 
 MIB = 1 << 20
@@ -82,7 +82,7 @@ class Site:
         self, tls: TlsOptions | None = None, options: PortOptions | None = None, clock: Clock | None = None
     ) -> None:
         by_clock = () if clock is None else (ClockedLoop(clock), clock)
-        self.server = Server(options or PortOptions(settings=SETTINGS), *by_clock)
+        self.server = TransportServer(options or PortOptions(settings=SETTINGS), *by_clock)
         self.waiting: queue.Queue[StreamRpc] = queue.Queue()
         self.cancelled: queue.Queue[None] = queue.Queue()
         self.server.serve(

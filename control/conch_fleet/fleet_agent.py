@@ -36,7 +36,7 @@ from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_rollouts import FleetRollouts
 from conch_fleet.fleet_server import FleetMember
-from conch_fleet.fleet_state import Ended, Sight, Step
+from conch_fleet.fleet_state import Ended, RollStep, Sight
 from conch_fleet.placement_file import PlacementRules
 from conch_fleet.roll import Roll
 
@@ -247,7 +247,7 @@ class Fleet:
             self._act(self._roll.lost(server, reason, ended, self._clock()))
         self.rollout_control.seen(server)
 
-    def _act(self, steps: Iterable[Step]) -> None:
+    def _act(self, steps: Iterable[RollStep]) -> None:
         """Carries out what the roll has decided; the lock is held."""
         roll = self._roll
         for note in roll.notes:
