@@ -48,6 +48,7 @@ class Begins(BackendInstance):
         self._beginning = 0
         self._again: Callable[[], None] | None = None
         self._out = False
+        self._promised = 0  # batches for which it was available and that it does not have yet
         self.problems: list[str] = []
         self.begun = 0
         self.closed = 0
@@ -65,12 +66,13 @@ class Begins(BackendInstance):
             for wrong, text in (
                 (self._running >= self.most_batches, "too many batches at a time"),
                 (self._beginning >= self.most_batches, "a batch before the last begin returned"),
-                (self._again is not None, "a batch while set aside"),
+                (self._again is not None and not self._promised, "a batch while set aside"),
                 (bool(self.closed), "a batch when closed"),
                 (not batch.requests, "an empty batch"),
             ):
                 if wrong:
                     self.problems.append(text)
+            self._promised = max(self._promised - 1, 0)
             self._running += 1
             self._beginning += 1
             self.begun += 1
@@ -96,6 +98,9 @@ class Begins(BackendInstance):
             if self._running >= self.most_batches:
                 self.problems.append("asked while it runs")
             self._again = again if self._out else None
+            # While one thread is about to start a batch, another may ask for a further one.
+            others = self._promised if self.most_batches > 1 else 0
+            self._promised = others + (not self._out)
             return not self._out
 
     def free(self, free: bool) -> None:
