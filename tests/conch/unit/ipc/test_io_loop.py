@@ -546,7 +546,7 @@ def switches() -> int:
     """Voluntary context switches of the loop's threads: how often they were woken."""
     count = 0
     for thread in threading.enumerate():
-        if thread.name.startswith("conch-io"):
+        if thread.name.startswith("conch-io") and thread.native_id:  # None while it starts
             status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
             count += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
     return count
