@@ -155,8 +155,7 @@ class InferenceServer:
         """
         context = self._context
         return GrpcMethods(
-            context.core,
-            context.services,
+            context.door,
             MethodOptions(),
             lambda claim: claim.release(),
             access=context.access,

@@ -26,11 +26,13 @@ from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.core.shadows.shadow_service import Shadows
+from conch.door.local_door import LocalDoor
+from conch.door.operation_handlers import Services
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.server_facts import find_fact
 from conch.frontends.load_reports import LoadReports
-from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
+from conch.memory.region_bindings import bind_regions
 from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
@@ -115,7 +117,7 @@ def build_components(
             shadows=shadows,
             gpu_memory=gpu_memory,
             passes_blocks=server.front_ends > 0,
-            facts=lambda *asked: find_fact(core, services, metrics, *asked),
+            facts=lambda *asked: find_fact(door, metrics, *asked),
         )
     except BaseException:
         if gpu_memory is not None:
@@ -129,6 +131,7 @@ def build_components(
     ring = TraceRing() if any(each.keeps_traces for each in options.add_ons.values()) else None
     tracing = open_tracing(server.tracing, exemplars, ring)
 
+    regions = Regions(server.allow_client_shm, cuda_opener())
     guarded = GuardedAgent(agent, control.mode, server.allow_model_control, control.max_config_bytes)
     core = ServerState(
         registry,
@@ -139,24 +142,27 @@ def build_components(
         server.strict_readiness,
         RequestWatches(access_log, tracing.tracer),
         Admission if access is None else partial(MeteredAdmission, access),
+        partial(bind_regions, regions),
     )
 
     services = Services(
-        Regions(server.allow_client_shm, cuda_opener()),
+        regions,
         LogControl(LogOptions(), None) if logs is None else logs,
         tracing.settings,
         guarded.check_changes,
         guarded.check_rollout_changes,
         agent.archives,
         agent,
-        console_url=lambda: context.url("Console"),
     )
+    door = LocalDoor(core, services)
     parts: list[ServerPart] = []
     context = PartContext(
         core=core,
         agent=agent,
         control=control,
-        services=services,
+        door=door,
+        logs=services.logs,
+        regions=regions,
         access=access,
         loop=LoopThread(),
         addresses=ListeningAddresses(),

@@ -174,6 +174,8 @@ class Lifecycle:
         context = self._context
         ended = self._run_for_all_parts(lambda part, left_s: part.drain(left_s), end)
         ended = self._run_for_all_parts(lambda part, left_s: part.disconnect(left_s), end) and ended
+        # Blocked storage can outlast the calls that wait for it.
+        ended = context.door.close(lambda: _left(end)) and ended
         for part in self._parts:
             part.flush(_left(end))
         ended = self._agent.close(_left(end)) and ended
@@ -187,7 +189,7 @@ class Lifecycle:
             self._policy.stop()
         context.addresses.clear()
         context.tracing.tracer.close(min(_TRACES_S, _left(end)))
-        context.services.regions.close()
+        context.regions.close()
         if context.cache is not None:
             context.cache.close()
         return ended

@@ -7,7 +7,6 @@ Owns: open response queues and streams; `_lock` guards both sets.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TypedDict
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
-from conch.core.cold_models import ColdModelError, resident
+from conch.core.cold_models import resident, resident_async
 from conch.core.current_span import outgoing_headers
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
@@ -89,13 +88,9 @@ class InProcessRequests:
         """`infer` for an event loop."""
         queue = AsyncResponseQueue()
         ends_ns = _deadline(timeout)
-        while True:
-            try:
-                request, name = self._submit(model, inputs, queue, ends_ns, options)
-                break
-            except ColdModelError as cold:
-                waiting = cold.future(deadline_ns=ends_ns)
-            await asyncio.wrap_future(waiting)
+        request, name = await resident_async(
+            lambda: self._submit(model, inputs, queue, ends_ns, options), ends_ns
+        )
         try:
             first = await queue.get(timeout)
             second = None if first is None or first.error is not None else await queue.get(timeout)
@@ -117,13 +112,7 @@ class InProcessRequests:
     ) -> AsyncIterator[Result]:
         """`stream` for an event loop."""
         queue = AsyncResponseQueue()
-        while True:
-            try:
-                stream = self._read(model, inputs, queue, options)
-                break
-            except ColdModelError as cold:
-                waiting = cold.future()
-            await asyncio.wrap_future(waiting)
+        stream = await resident_async(lambda: self._read(model, inputs, queue, options))
         try:
             while (response := await queue.get(timeout)) is not None:
                 yield _result(response)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from conch.backends import backend_names
 from conch.core.file_checks import load_file_checks
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.thread_pool import ThreadPool
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.parts.server_part import PartContext, Port, ServerPart
 from conch_check.model_checks import Rules
@@ -58,8 +58,8 @@ class ConsolePort(Port):
         core, agent, logs, traces = (
             context.core,
             context.agent,
-            context.services.logs,
-            context.services.traces,
+            context.logs,
+            context.tracing.settings,
         )
         self._options = options
         self._context = context
@@ -88,7 +88,7 @@ class ConsolePort(Port):
             feed=self._feed,
             logs=self._lines,
             traces=context.ring,
-            infer=TryRoute(core, self._reading, options.max_input_bytes),
+            infer=TryRoute(context.door, self._reading, options.max_input_bytes),
             chat=None,
             reading=self._reading,
             changing=self._changing,

@@ -17,13 +17,13 @@ import orjson
 
 from conch.access.principals import EVERY_MODEL
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError, as_conch_error
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.flow_control import UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.json_body import JSON, error_reply, json_reply, read_body
-from conch.frontends.thread_pool import ThreadPool
 from conch.observability.tracing.trace_ring import TraceRing
 from conch_console.config_view import ConfigView
 from conch_console.console_access import READING, ConsoleAccess, Need, User

@@ -20,7 +20,7 @@ import orjson
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import ConchError, ResourceExhaustedError
+from conch.core.errors import ConchError, ResourceExhaustedError, UnsupportedError
 from conch.core.request import (
     Fact,
     InferenceRequest,
@@ -33,17 +33,16 @@ from conch.core.request import (
 )
 from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
-from conch.core.server_state import ServerState
 from conch.core.tensor import Array, Tensor, decode_bytes, float_array
+from conch.door.door import Door
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
 from conch.frontends.http.infer.infer_response import HEAD_LENGTH
 from conch.frontends.http.json_body import read_body
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
-from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes
-from conch.memory.regions import Regions
 
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 NOT_KEPT: Final = (b"cache-control", b"no-store")
@@ -64,18 +63,15 @@ class TryRoute:
     """Sends requests of the page to models.
 
     Args:
-        core: The server core.
+        door: The core.
         pool: Decodes bodies.
         most_bytes: Largest body.
         clock: Monotonic time in nanoseconds.
     """
 
-    def __init__(
-        self, core: ServerState, pool: ThreadPool, most_bytes: int, clock: Clock = monotonic_ns
-    ) -> None:
-        # Regions of its own, which are empty: the page has no shared memory.
-        self._decode = RequestDecoder(most_bytes, Regions(False))
-        self._admission = core.admission("console", TimedRequests(core.request_log))
+    def __init__(self, door: Door, pool: ThreadPool, most_bytes: int, clock: Clock = monotonic_ns) -> None:
+        self._decode = RequestDecoder(most_bytes)
+        self._admission = door.admission("console", TimedRequests)
         self._pool = pool
         self._most_bytes = most_bytes
         self._clock = clock
@@ -126,6 +122,8 @@ def _begin(
     """Decodes and submits a request, on the pool."""
     request, _ = decode()
     call.begin(request)
+    if request.named_regions is not None:
+        raise UnsupportedError("requests of this page have no tensors in shared-memory regions")
     request.empty_final = False
     admission.admit(request, False, None, exchange, exchange.size)
     return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.core.server_state import ServerState
+from conch.door.door import Door
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_pools import Pools
 from conch.observability.metrics.metric_families import Family
@@ -22,13 +22,13 @@ class LlmPart(ServerPart):
 
     Args:
         options: Its options, with the counts.
-        core: The server core.
+        door: The core.
         gauges: The gauges.
     """
 
-    def __init__(self, options: LlmOptions, core: ServerState, gauges: EngineGauges) -> None:
+    def __init__(self, options: LlmOptions, door: Door, gauges: EngineGauges) -> None:
         self._options = options
-        self._core = core
+        self._door = door
         self._gauges = gauges
 
     def start(self) -> None:
@@ -43,13 +43,13 @@ class LlmPart(ServerPart):
         from conch_llm.frontend.page_chats import PageChats
 
         options = self._options
-        return PageChats(self._core, options.routes, options.metrics, pools, most_bytes)
+        return PageChats(self._door, options.routes, options.metrics, pools, most_bytes)
 
 
 def llm_parts(options: LlmOptions, context: PartContext) -> Sequence[ServerPart]:
     """The parts, for the entry-point group ``conch.parts``."""
-    gauges = EngineGauges(context.core.registry, CustomMetrics(context.families).snapshot)
-    parts: list[ServerPart] = [LlmPart(options, context.core, gauges)]
+    gauges = EngineGauges(context.door.models, CustomMetrics(context.families).snapshot)
+    parts: list[ServerPart] = [LlmPart(options, context.door, gauges)]
     if options.port is not None:
         parts.append(HttpPart(options.port, context, "OpenAI HTTPService"))
     return parts

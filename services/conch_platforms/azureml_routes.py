@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.server_state import ServerState
+from conch.door import operation_table as table
+from conch.door.door import Door
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.json_body import error_reply
 from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
-from conch.frontends.operations import operation_table as table
 from conch_platforms.default_models import check_loaded, only_model
 
 
@@ -32,10 +32,10 @@ class AzureMlPlatform(RouteProvider):
     default_model: str = ""
     title: ClassVar[str] = "HTTP"
 
-    def check(self, core: ServerState) -> None:
+    def check(self, door: Door) -> None:
         """Checks that a default model that is named is loaded."""
         if self.default_model:
-            check_loaded(core, self.default_model)
+            check_loaded(door, self.default_model)
 
     def bind(self, api: RestApi) -> Handler:
         """Returns REST's handler with the further paths."""
@@ -51,7 +51,7 @@ class AzureMlPlatform(RouteProvider):
                 return api.alias(exchange, probes[path])
             if path == self.scoring_route:
                 try:
-                    path = f"/v2/models/{self.default_model or only_model(api.core)}/infer"
+                    path = f"/v2/models/{self.default_model or only_model(api.door)}/infer"
                 except ConchError as error:
                     exchange.respond(*error_reply(error))
                     return None

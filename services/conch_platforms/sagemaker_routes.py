@@ -19,6 +19,8 @@ from conch.access.principals import CONTROLS, INFERS, OPEN, READS
 from conch.core.errors import ConchError, InvalidArgumentError, ModelMemoryError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Buffer
+from conch.door import operation_table as table
+from conch.door.operation_table import Endpoint, Operation, RunsOn, path_pattern
 from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ExchangeHooks, Headers, HttpExchange, Reply
@@ -35,7 +37,6 @@ from conch.frontends.http.json_body import (
 from conch.frontends.http.jsontext.json_scanner import JsonSyntaxError
 from conch.frontends.http.jsontext.json_values import text
 from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
-from conch.frontends.operations.operation_table import Endpoint, RunsOn, path_pattern
 from conch_platforms.binary_mime import BinaryMime
 from conch_platforms.sagemaker_models import RegisteredModel, SageMakerModels, is_memory_error
 from conch_platforms.sagemaker_sessions import (
@@ -166,11 +167,21 @@ class _Hooks(ExchangeHooks):
 
 
 class _SageMakerHandlers:
+    # On the threads for loads: an unload waits for requests in flight.
+    _CHANGE: ClassVar[Operation[Callable[[], None], None]] = Operation(
+        "sagemaker_change",
+        "model-repository",
+        "Load or unload a model of the endpoint",
+        roles=CONTROLS,
+        handler=lambda core, services, change: change(),
+        runs_on=RunsOn.LOAD,
+    )
+
     def __init__(self, platform: SageMakerPlatform, api: RestApi) -> None:
         self._platform = platform
         self._api = api
         self._hooks = _Hooks(platform.sessions)
-        root, archives = platform.models_root, api.services.archives
+        root, archives = platform.models_root, api.door.archives
         self._loaded: SageMakerModels | None = None
         if root is not None and archives is not None:
             self._loaded = SageMakerModels(archives, root, platform.default_model)
@@ -222,7 +233,7 @@ class _SageMakerHandlers:
             if kind == NEW:
                 exchange.respond(200, [(NEW_HEADER, sessions.open()[1])])
             elif kind == "CLOSE":
-                self._api.core.end_sequence(sessions.close(name), name)
+                self._api.door.end_sequence(sessions.close(name), name)
                 exchange.respond(200, [(CLOSED_HEADER, name.encode())])
             else:
                 begin()  # it responds by itself
@@ -274,14 +285,8 @@ class _SageMakerHandlers:
         return empty_reply()
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Loads or unloads on the pool for loads: an unload waits for requests in flight."""
-
-        def work() -> None:
-            self._api.services.check_changes()
-            change()
-
-        pool = self._api.pools.operations[RunsOn.LOAD]
-        await result_of(partial(pool.submit, work))
+        self._api.door.check(table.LOAD_MODEL)
+        await result_of(lambda: self._api.door.ask(self._CHANGE, lambda: change))
 
 
 def _route(handler: Callable[..., Any], *endpoints: Endpoint) -> Route:

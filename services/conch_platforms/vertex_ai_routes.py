@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.server_state import ServerState
+from conch.door import operation_table as table
+from conch.door.door import Door
+from conch.door.operation_table import Endpoint, Operation, path_pattern
 from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ExchangeHooks, Headers, HttpExchange
 from conch.frontends.http.json_body import empty_reply, error_reply, text_error
 from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_table import Endpoint, Operation, path_pattern
 from conch_platforms.binary_mime import BinaryMime
 from conch_platforms.default_models import check_loaded, only_model
 
@@ -64,9 +64,9 @@ class VertexAiPlatform(RouteProvider):
     default_model: str = ""
     title: ClassVar[str] = "Vertex AI"
 
-    def check(self, core: ServerState) -> None:
+    def check(self, door: Door) -> None:
         """Checks that the default model is loaded."""
-        check_loaded(core, self.default_model or only_model(core))
+        check_loaded(door, self.default_model or only_model(door))
 
     def bind(self, api: RestApi) -> Handler:
         """Returns the handler of the two routes."""
@@ -93,7 +93,7 @@ class _VertexAiHandler:
         if redirect is not None:
             return self._redirected(exchange, f"/{redirect.decode('latin-1')}")
         try:
-            model = platform.default_model or only_model(self._api.core)
+            model = platform.default_model or only_model(self._api.door)
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None

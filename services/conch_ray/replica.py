@@ -17,8 +17,8 @@ from ray import serve
 from starlette.responses import PlainTextResponse
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, UnavailableError
-from conch.frontends.operations.operation_handlers import SERVICE
-from conch.frontends.operations.operation_table import STREAM_INFER
+from conch.door.operation_handlers import SERVICE
+from conch.door.operation_table import STREAM_INFER
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.protocol import inference_pb2
 from conch.settings.option import FlagError

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from conch.frontends.operations.operation_handlers import SERVICE
-from conch.frontends.operations.operation_table import ENDPOINTS, STREAM_INFER
+from conch.door.operation_handlers import SERVICE
+from conch.door.operation_table import ENDPOINTS, STREAM_INFER
 
 STREAM_METHODS = frozenset({STREAM_INFER.rpc})
 """RPCs of the service that are bidirectional streams."""

@@ -9,14 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry, VersionState
+from conch.core.request import InferenceRequest
 from conch.core.server_state import ServerState
+from conch.door.local_door import LocalDoor
+from conch.door.operation_handlers import Services
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler
 from conch.frontends.http.http_pools import Pools
+from conch.memory.regions import Regions
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 
 class Agent:
@@ -61,7 +68,12 @@ class Agent:
             raise self.error
 
 
-def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: True) -> ServerState:
+def make_core(
+    agent: Agent,
+    *models: Any,
+    ready: Callable[[], bool] = lambda: True,
+    bind: Callable[[InferenceRequest], None] | None = None,
+) -> ServerState:
     """A running server with these models, each a stand-in with a spec and whatever else is asked of it."""
     registry = Registry()
     by_name: dict[str, dict[int, Any]] = {}
@@ -69,9 +81,19 @@ def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: Tr
         by_name.setdefault(model.spec.name, {})[model.spec.version] = model
     for name, versions in by_name.items():
         registry.publish(name, Entry(versions, {version: VersionState("READY") for version in versions}))
-    core = ServerState(registry, agent, "triton", "1.2.3", ready)
+    core = ServerState(registry, agent, "triton", "1.2.3", ready, bind=bind)
     core.started()
     return core
+
+
+@contextmanager
+def door_to(core: ServerState, services: Services | None = None) -> Iterator[LocalDoor]:
+    """The door of a server, closed after the block."""
+    door = LocalDoor(core, services or Services(Regions(), LogControl(LogOptions(), None), TraceSettings()))
+    try:
+        yield door
+    finally:
+        assert door.close(lambda: PATIENCE_S)
 
 
 @contextmanager

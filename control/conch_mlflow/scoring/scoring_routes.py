@@ -16,20 +16,19 @@ from typing import Final
 import orjson
 
 from conch.access.principals import ANY, INFERS, OPEN
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
+from conch.door import operation_table as table
+from conch.door.operation_table import Endpoint, path_pattern
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import loaded
 from conch.frontends.http.http_routing import Route, RouteHandler, RouteTable, route
 from conch.frontends.http.json_body import JSON, error_reply, parsed, read_body
 from conch.frontends.http.route_provider import Answering, RestApi
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_table import Endpoint, path_pattern
 from conch_mlflow.scoring.scoring_body import read_body as read_scored
 from conch_mlflow.scoring.scoring_tensors import (
     joined_rows,
@@ -67,7 +66,7 @@ def scoring_table(api: RestApi) -> RouteTable:
         _route(PING, scoring.ping),
         _route(VERSION, scoring.version),
     ]
-    labels = api.core.registry.labels
+    labels = api.door.models.labels
     return RouteTable(
         routes, api.guard, api.refusals, api.cors, api.unmatched, labels=labels, endpoints=ENDPOINTS
     )
@@ -88,7 +87,7 @@ class _Scoring:
 
     async def version(self, exchange: HttpExchange) -> Reply:
         """Answers with a text, as MLflow's server does."""
-        return Reply(200, [(b"content-type", b"text/plain")], self._api.core.version.encode())
+        return Reply(200, [(b"content-type", b"text/plain")], self._api.door.version.encode())
 
     async def invocations(self, exchange: HttpExchange, model: str, version: str) -> Reply:
         """Runs a model."""
@@ -96,25 +95,16 @@ class _Scoring:
         call = _Call(api, exchange, (model, version), received_ns)
         try:
             api.admission.check_open()
-            api.core.check_running()
-            found = await self._model(exchange, model, version)
+            api.door.check_running()
+            found = await loaded(exchange, api.admission, model, version)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             call.body = await read_body(exchange, api.most_bytes)
-            while True:
-                exchange.on_disconnect = call.abandon
-                try:
-                    if len(call.body) <= _QUICK_BYTES:
-                        self._submit(call, found)
-                    else:
-                        await parsed(exchange, api.pools, self._submit, call, found)
-                    break
-                except ColdModelError as cold:  # evicted since the headers came
-                    call.cancel()
-                    call, body = _Call(api, exchange, (model, version), received_ns), call.body
-                    call.body = body
-                    await loaded(exchange, cold)
-                    found = await self._model(exchange, model, version)
+            exchange.on_disconnect = call.abandon
+            if len(call.body) <= _QUICK_BYTES:
+                self._submit(call, found)
+            else:
+                await parsed(exchange, api.pools, self._submit, call, found)
         except ConchError as error:
             refused = InferenceRequest(model, version, {}, _ignore, received_ns)
             api.admission.refuse(
@@ -124,21 +114,12 @@ class _Scoring:
             raise
         return await call.answer
 
-    async def _model(self, exchange: HttpExchange, name: str, version: str) -> Servable | None:
-        """The model of a path, once it is in memory; see `Admission.resolve_name`."""
-        while True:
-            try:
-                return self._api.admission.resolve_name(name, version)
-            except ColdModelError as error:
-                cold = error
-            await loaded(exchange, cold)
-
     def _submit(self, call: _Call, model: Servable | None) -> None:
         """Decodes and submits a request; any thread."""
         exchange, names = call.exchange, call.names
         scored = read_scored(call.body, exchange.header("content-type"))
         # All versions of a route have the same inputs.
-        spec = (model or self._api.core.model(*names)).spec
+        spec = self._api.door.describe(*names) if model is None else model.spec
         signature = call.signature = self._signature(spec)
         batches = split_rows(request_tensors(scored, spec, signature), spec.max_batch_size)
         call.requests = [

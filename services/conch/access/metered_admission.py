@@ -7,10 +7,13 @@ have no caller, and are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from conch.access.access_guard import Access, AccessGuard
 from conch.access.principals import Grant
 from conch.access.request_limits import Limiter
-from conch.core.admission import Admission
+from conch.core.admission import Admission, Fit, WaitObserver
 from conch.core.errors import ConchError
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
@@ -34,8 +37,9 @@ class MeteredAdmission(Admission):
         protocol: str,
         stages: ServerStages,
         request_log: RequestLog | None,
+        bind: Callable[[InferenceRequest], None] | None = None,
     ) -> None:
-        super().__init__(registry, protocol, stages, request_log)
+        super().__init__(registry, protocol, stages, request_log, bind)
         self._guard = AccessGuard(access, protocol)
 
     def admit(
@@ -48,19 +52,33 @@ class MeteredAdmission(Admission):
         *,
         parent: InferenceRequest | None = None,
         single: str | None = None,
+        fit: Fit | None = None,
+        observer: WaitObserver | None = None,
     ) -> InlineClaim | None:
         """Admits a request; see `Admission.admit`.
 
         Raises:
             ResourceExhaustedError: The principal has too many requests in flight.
         """
+        admit = partial(
+            super().admit,
+            request,
+            may_claim,
+            model,
+            caller,
+            bytes_in,
+            parent=parent,
+            single=single,
+            fit=fit,
+            observer=observer,
+        )
         grant = None if caller is None else caller.access
         if caller is None or not isinstance(grant, Grant):
-            return super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
+            return admit()
         place = _Place(self._guard.enter(caller, grant, "infer", request.model_name))
         request.wrap_responder(place.wrap, ResponderLayer.LIMIT)
         try:
-            claim = super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
+            claim = admit()
         except BaseException:  # raised again
             place.leave()
             raise

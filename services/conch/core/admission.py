@@ -2,13 +2,16 @@
 
 gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission`. `admit` runs these steps:
 
-1. Refuse the request if the server refuses new ones and it continues no open sequence.
-2. Resolve the model version, unless the caller has done so (see below).
+1. Bind its shared-memory regions. Refuse it if the server refuses new ones and it continues no open sequence.
+2. Resolve the model version, unless the caller has done so (see below); the caller fits the request to it.
 3. Wrap the responder, innermost first: shared-memory regions, request log, single response.
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
    was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
 5. Cancel, if the client left before the version knew the request.
 6. On an error, release the regions and end the log line; the error is raised to the caller.
+
+A request whose model is not in memory waits here, between its steps 1 and 2, or in 4 if the model has been
+evicted since. `admit` returns then, and the responder gets a later error too. `cancel` ends the wait.
 
 What a caller may call before `admit`:
 
@@ -18,13 +21,15 @@ What a caller may call before `admit`:
     `check_open`    gRPC's unary calls, HTTP, the console   a front end that has closed refuses requests of
                                                             open sequences, too
     `resolve_name`  HTTP's infer route, before the body     an unknown model is refused without reading it
-    `resolve`       gRPC's streams, the Python API, raw     the model's description says how to read the
-                    HTTP requests                           request or to order responses; includes step 1
+    `loaded`        HTTP's other routes                     the model's description says how to read the body
+    `resolve`       the Python API, models                  the model's description says how to read the
+                                                            request; includes step 1
     `resolve_step`  ensembles                               a model that is being unloaded still serves the
                                                             steps of ensembles that run
     ==============  ======================================  ================================================
 
-Threads and locks: any thread. Admission has no lock; each `SingleResponse` has one.
+Threads and locks: any thread. Admission has no lock; each `SingleResponse` has one. What has waited is
+submitted by the thread that has loaded the model.
 """
 
 from __future__ import annotations
@@ -32,14 +37,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, Protocol
 
-from conch.core.cold_models import ColdModelError
+from conch.core.cold_models import ColdModelError, ColdWait, when_loaded
 from conch.core.errors import (
+    CancelledError,
     ConchError,
     InternalError,
     UnavailableError,
     UnsupportedError,
     as_conch_error,
+    without_traceback,
 )
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
@@ -47,6 +57,7 @@ from conch.core.request_log import Caller, RequestLog
 from conch.core.responder_layers import ResponderLayer
 from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.server_stage import ServerStages, Stage
+from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +65,40 @@ MOST_DEPTH = 100
 """Most requests around a request: more than models need, few enough to be harmless."""
 
 
+Fit = Callable[[InferenceRequest, ModelSpec], None]
+"""Completes a request by the description of its version; raises ConchError if it does not fit."""
+
+
+class WaitObserver(Protocol):
+    """A front end that keeps its requests in order, one of which waits for its model.
+
+    A request can wait again before its wait ends, and a wait can end before it is noted. The request has been
+    submitted or answered when as many waits have ended as began.
+    """
+
+    def wait_began(self) -> None:
+        """Notes a wait; the first one before `Admission.admit` returns, on its thread."""
+
+    def wait_ended(self) -> None:
+        """Notes the end of a wait; on any thread."""
+
+
 class ExitingError(UnavailableError):
     """A front end that stops refuses the request; HTTP closes the connection with the answer."""
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for its model, with the arguments of `Admission.admit`."""
+
+    wait: ColdWait
+    caller: Caller | None
+    bytes_in: int
+    observer: WaitObserver | None
+
+    def ended(self) -> None:
+        """Tells the observer."""
+        if self.observer is not None:
+            self.observer.wait_ended()
 
 
 class Admission:
@@ -66,6 +109,7 @@ class Admission:
         protocol: Name of the caller in the request log.
         stages: The server's stage; None for callers inside the server, which are never refused.
         request_log: Logs and traces requests; None for callers inside the server, which log through `parent`.
+        bind: Binds the regions that a request names, and forgets their names; None for callers without any.
 
     Attributes:
         closed: True after `close`.
@@ -78,11 +122,14 @@ class Admission:
         protocol: str = "",
         stages: ServerStages | None = None,
         request_log: RequestLog | None = None,
+        bind: Callable[[InferenceRequest], None] | None = None,
     ) -> None:
+        self._bind = bind or _no_regions
         self._registry = registry
         self._protocol = protocol
         self._stages = stages or ServerStages()
         self._log = request_log
+        self._waits: dict[InferenceRequest, _Waiting] = {}
         self.closed = False
         self.refused = 0
 
@@ -96,6 +143,8 @@ class Admission:
         *,
         parent: InferenceRequest | None = None,
         single: str | None = None,
+        fit: Fit | None = None,
+        observer: WaitObserver | None = None,
     ) -> InlineClaim | None:
         """Admits a request; its responder gets every outcome except the errors raised here.
 
@@ -107,19 +156,24 @@ class Admission:
             bytes_in: Size of the request, for the log.
             parent: The request for which an ensemble or a model makes this one.
             single: If given, exactly one response is let through; this is the text of the error otherwise.
+            fit: Called with the version's description before the request is checked.
+            observer: Told if the request waits for its model.
 
         Returns:
             The claim that the caller runs or releases soon, only if `may_claim`; else None.
 
         Raises:
-            ColdModelError: Its model is to be loaded; the request can be made again then.
             ConchError: The request is refused, has no model, or does not fit it.
         """
         try:
+            if request.named_regions is not None:
+                self._bind(request)
             if self._stages.refusing:
                 self._check_continues(request)
             if model is None:
                 model = self._resolve(request)
+            if fit is not None:
+                fit(request, model.spec)
             if request.region_bindings is not None:
                 request.region_bindings.attach(request)
             if self._log is not None and self._log.on:
@@ -128,19 +182,105 @@ class Admission:
                 self._nest(request, parent, model)
             if single is not None and model.spec.decoupled:
                 self._expect_single(request, single)
-            while True:
-                try:
-                    claim = model.submit(request, may_claim)
-                    break
-                except ClosedError:
-                    model = self._successor(request, model)
-            if request.cancelled:
-                self.cancel(request)
-            return claim
+            return self._submit(request, model, may_claim, caller, bytes_in, observer)
+        except ColdModelError as cold:
+            again = partial(
+                Admission.admit,
+                self,
+                request,
+                caller=caller,
+                bytes_in=bytes_in,
+                parent=parent,
+                single=single,
+                fit=fit,
+                observer=observer,
+            )
+            self._wait(cold, request, caller, bytes_in, observer, again)
+            return None
         except Exception as error:  # boundary: models and caches of add-ons; raised again
             request.discard()
             self._log_failure(request, error)
             raise
+
+    def _submit(
+        self,
+        request: InferenceRequest,
+        model: Servable,
+        may_claim: bool,
+        caller: Caller | None,
+        bytes_in: int,
+        observer: WaitObserver | None,
+    ) -> InlineClaim | None:
+        """Submits a request to its version, or to that which has replaced it; see `admit`."""
+        while True:
+            try:
+                claim = model.submit(request, may_claim)
+                break
+            except ClosedError:
+                pass
+            try:
+                model = self._successor(request, model)
+            except ColdModelError as cold:
+
+                def again(closed: Servable = model) -> None:
+                    replacing = self._successor(request, closed)
+                    self._submit(request, replacing, False, caller, bytes_in, observer)
+
+                self._wait(cold, request, caller, bytes_in, observer, again)
+                return None
+        if request.cancelled:
+            self.cancel(request)
+        return claim
+
+    def _wait(
+        self,
+        cold: ColdModelError,
+        request: InferenceRequest,
+        caller: Caller | None,
+        bytes_in: int,
+        observer: WaitObserver | None,
+        again: Callable[[], object],
+    ) -> None:
+        """Submits a request again once its model is in memory.
+
+        Raises:
+            ConchError: It can't wait.
+        """
+
+        def then(error: ConchError | None) -> None:
+            waits = self._waits.pop(request, None)
+            if waits is None:
+                return  # cancelled
+            try:
+                if error is not None:
+                    raise error
+                again()
+            except Exception as refused:  # boundary: models and caches of add-ons
+                request.discard()
+                self._fail(request, refused, waits)
+            else:
+                waits.ended()
+
+        payer = None if caller is None else caller.access
+        wait = cold.wait(then, bytes_in, request.deadline_ns, request.priority, payer)
+        # First: `then` may run before `start` returns.
+        self._waits[request] = _Waiting(wait, caller, bytes_in, observer)
+        try:
+            wait.start()
+        except ConchError:
+            del self._waits[request]
+            request.discard()
+            raise
+        if observer is not None:
+            observer.wait_began()
+        if request.cancelled:
+            self.cancel(request)
+
+    def _fail(self, request: InferenceRequest, error: Exception, waits: _Waiting) -> None:
+        """Answers a request that has waited with an error."""
+        shown = Admission.refuse(self, request, error, waits.caller, waits.bytes_in, request.received_ns)
+        request.fail(without_traceback(shown))
+        waits.ended()
 
     def _nest(self, request: InferenceRequest, parent: InferenceRequest, model: Servable) -> None:
         depth = getattr(parent, "depth", 0) + 1
@@ -190,12 +330,22 @@ class Admission:
         """Cancels a request: its client no longer waits."""
         if request.model is not None:
             request.model.cancel(request)
-        else:
-            request.cancelled = True
+            return
+        request.cancelled = True
+        waits = self._waits.pop(request, None)
+        if waits is not None:
+            waits.wait.cancel()
+            request.discard()
+            self._fail(request, CancelledError("the client has cancelled the call"), waits)
 
     def close(self) -> None:
         """Makes `check_open` refuse all further requests of this front end."""
         self.closed = True
+
+    @property
+    def adds_metadata(self) -> bool:
+        """True if the log may call `Caller.add_response_metadata`."""
+        return self._log is not None and self._log.adds_metadata
 
     def check_open(self) -> None:
         """Raises ExitingError, and counts the request as refused, after `close`."""
@@ -217,11 +367,35 @@ class Admission:
     def resolve_name(self, name: str, version: str) -> Servable | None:
         """The version for a name and version text; None if that depends on the request.
 
-        So it does if only a draining version may have the request, and with a route.
+        So it does if only a draining version may have the request, with a route, and if the request waits for
+        its model.
 
         Raises:
             ConchError: The start failed, or there is no such model.
         """
+        try:
+            return self._find(name, version)
+        except ColdModelError:
+            return None
+
+    def loaded(
+        self, name: str, version: str, caller: Caller | None, size: int = 0
+    ) -> Future[Servable | None]:
+        """As `resolve_name`, once the model is in memory.
+
+        Args:
+            name: The model.
+            version: Its version, or empty.
+            caller: The call; pays for a load that it begins.
+            size: Bytes that it holds.
+
+        Returns:
+            The version, or a `ConchError`; a cancelled one leaves the queue.
+        """
+        payer = None if caller is None else caller.access
+        return when_loaded(lambda: self._find(name, version), size, payer=payer)
+
+    def _find(self, name: str, version: str) -> Servable | None:
         if self._stages.stage is Stage.FAILED:
             raise UnavailableError("Server not ready")
         try:
@@ -313,11 +487,13 @@ class Admission:
 
     def _log_failure(self, request: InferenceRequest, error: Exception) -> None:
         watch = request.watch
-        if isinstance(error, ColdModelError):
-            return  # it comes again
         # A front end finds the text of other errors itself, see `refuse`.
         if watch is not None and (self._log is None or isinstance(error, ConchError)):
             watch.refused(request, as_conch_error(error))
+
+
+def _no_regions(request: InferenceRequest) -> None:
+    raise UnsupportedError(f"{request.log_prefix}requests from here have no shared-memory regions")
 
 
 def _reached(entry: Entry, number: int) -> Collection[Servable]:

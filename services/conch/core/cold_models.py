@@ -1,13 +1,12 @@
 """Models that are not in memory and are loaded for their first request.
 
-`Registry` raises a `ColdModelError` where it would refuse the name of such a model. A caller of `Admission`
-that catches it waits with a `ColdWait`, and handles the same message again once the model is in memory. So no
-request is kept half made. A caller that does not know the error fails with UNAVAILABLE, and
-`Admission.refuse` has the model loaded for the next try.
+`Registry` raises a `ColdModelError` where it would refuse the name of such a model. Requests wait in
+`Admission`; what needs a model before there is a request, such as an operation, waits by `when_loaded`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -96,24 +95,21 @@ class ColdModelError(UnavailableError):
         """
         return ColdWait(self._models, self.name, then, size, deadline_ns, priority, payer)
 
-    def future(
-        self, size: int = 0, deadline_ns: int | None = None, payer: Payer | None = None
-    ) -> Future[None]:
+    def future(self, deadline_ns: int | None = None) -> Future[None]:
         """Starts a wait; its future ends with None or the error, and a cancelled one leaves the queue.
 
         Raises:
-            ConchError: The request can't wait.
+            ConchError: The caller can't wait.
         """
         future: Future[None] = Future()
 
         def then(error: ConchError | None) -> None:
-            if future.set_running_or_notify_cancel():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+            if error is None:
+                _end(future, None)
+            else:
+                _fail(future, error)
 
-        wait = self.wait(then, size, deadline_ns, payer=payer)
+        wait = self.wait(then, 0, deadline_ns)
         future.add_done_callback(lambda ended: ended.cancelled() and wait.cancel())
         wait.start()
         return future
@@ -179,14 +175,81 @@ class ColdWait:
 
 
 def resident(find: Callable[[], _T], deadline_ns: Callable[[], int | None] = lambda: None) -> _T:
-    """Calls a function again, blocking this thread, until its model is in memory; returns its result.
+    """Calls a function on this thread until its models are in memory, which it blocks for.
 
     Raises:
-        ConchError: The model can't be loaded, or the function has failed.
+        ConchError: A model can't be loaded, or the function has failed.
     """
     while True:
         try:
             return find()
         except ColdModelError as cold:
-            waiting = cold.future(deadline_ns=deadline_ns())
+            waiting = cold.future(deadline_ns())
         waiting.result()
+
+
+async def resident_async(find: Callable[[], _T], deadline_ns: int | None = None) -> _T:
+    """`resident` for an event loop."""
+    while True:
+        try:
+            return find()
+        except ColdModelError as cold:
+            waiting = cold.future(deadline_ns)
+        await asyncio.wrap_future(waiting)
+
+
+def when_loaded(
+    find: Callable[[], _T],
+    size: int = 0,
+    deadline_ns: int | None = None,
+    priority: int = 0,
+    payer: Payer | None = None,
+) -> Future[_T]:
+    """Calls a function, and again each time a model that it needs has been loaded.
+
+    Args:
+        find: The function; called on this thread first, then on those that load models.
+        size: Bytes that its caller holds.
+        deadline_ns: Its caller's deadline on the monotonic clock.
+        priority: Its caller's priority level.
+        payer: Pays for a load that it begins.
+
+    Returns:
+        The result of the function or its error, or the reason why a model is not loaded. A cancelled one
+        leaves the queue.
+    """
+    future: Future[_T] = Future()
+
+    def look(error: ConchError | None) -> None:
+        if error is None:
+            try:
+                found = find()
+            except ColdModelError as cold:
+                wait = cold.wait(look, size, deadline_ns, priority, payer)
+                future.add_done_callback(lambda ended: ended.cancelled() and wait.cancel())
+                try:
+                    wait.start()
+                except ConchError as refused:
+                    error = refused
+                else:
+                    return
+            except Exception as raised:  # boundary: the function; its caller gets the error
+                _fail(future, raised.with_traceback(None))
+                return
+            else:
+                _end(future, found)
+                return
+        _fail(future, error)
+
+    look(None)
+    return future
+
+
+def _end(future: Future[_T], result: _T) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(result)
+
+
+def _fail(future: Future[_T], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from conch.core.cold_models import ColdModels
+from conch.core.cold_models import ColdModelError, ColdModels
 from conch.core.errors import (
     ConchError,
     FailedPreconditionError,
@@ -283,6 +283,18 @@ class Registry:
         cold = self.cold
         if cold is not None and (entry is None or not entry.ready):
             cold.missed(name)
+
+    def loads_on_demand(self, name: str) -> bool:
+        """True if a request has the model of a name loaded, of which no version serves.
+
+        Raises:
+            ConchError: Its load has failed a short time ago.
+        """
+        try:
+            self._miss(name)
+        except ColdModelError:
+            return True
+        return False
 
     def _rename(self, identifier: str) -> None:
         """Points the name of an identifier to its only ready model; called with the lock held."""

@@ -81,6 +81,29 @@ class Reader(Protocol):
             read.wait()
 
 
+class RegionPart(NamedTuple):
+    """A part of a shared-memory region; offset and size in bytes."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class NamedRegions:
+    """The places of a request's tensors in shared-memory regions, by the names of the tensors.
+
+    Attributes:
+        inputs: Places of inputs, which have no data before they are bound.
+        outputs: Places of outputs.
+    """
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, RegionPart] = {}
+        self.outputs: dict[str, RegionPart] = {}
+
+
 class MemoryBindings(Protocol):
     """The shared-memory regions of a request; wraps its responder once attached.
 
@@ -282,7 +305,9 @@ class InferenceRequest:
             may change have to be copied.
         signature: The same object for requests that differ only in their id and their tensors' bytes, so
             that validation results can be shared; None if unknown.
-        region_bindings: The shared-memory regions of the request; None for none.
+        named_regions: The shared-memory regions of the request by name, before its admission binds them; None
+            for none.
+        region_bindings: The shared-memory regions of the request, bound; None for none.
         watch: Log entry and spans of the request; None if it is neither logged nor traced.
         output_start_ns: Set by a model that tells when it begins to make the outputs of its next response;
             unset, or 0, otherwise.
@@ -312,6 +337,7 @@ class InferenceRequest:
         "model",
         "model_name",
         "model_version",
+        "named_regions",
         "on_cancel",
         "output_start_ns",
         "parameters",
@@ -374,6 +400,7 @@ class InferenceRequest:
         self.state = _NEW
         self.signature: object = None
         self.context: object = None
+        self.named_regions: NamedRegions | None = None
         self.region_bindings: MemoryBindings | None = None
         self.watch: Watch | None = None
         self.sequence: object = None

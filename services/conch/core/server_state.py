@@ -13,6 +13,7 @@ from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import ClientModelControl
 from conch.core.registry import Registry
+from conch.core.request import InferenceRequest
 from conch.core.request_log import RequestLog
 from conch.core.servable import Readiness, Servable, all_ready
 from conch.core.server_stage import ServerStages, Stage, model_ready, server_live, server_ready
@@ -50,6 +51,7 @@ class ServerState:
         models_ready: True once all initial models are loaded.
         strict_readiness: True if readiness requires `models_ready` and the models' own readiness checks.
         new_admission: Makes admissions that clients use; takes the arguments of `Admission`.
+        bind: Binds the regions of clients' requests; see `Admission`.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class ServerState:
         models_ready: Callable[[], bool],
         strict_readiness: bool = True,
         request_log: RequestLog | None = None,
-        new_admission: Callable[[Registry, str, ServerStages, RequestLog | None], Admission] = Admission,
+        new_admission: Callable[..., Admission] = Admission,
+        bind: Callable[[InferenceRequest], None] | None = None,
     ) -> None:
         self.registry = registry
         self._new_admission = new_admission
+        self._bind = bind
         self._agent = agent
         self.server_id = server_id
         self.version = version
@@ -75,7 +79,8 @@ class ServerState:
 
     def admission(self, protocol: str, request_log: RequestLog | None = None) -> Admission:
         """The way in for one front end; `protocol` is its name in the request log."""
-        return self._new_admission(self.registry, protocol, self.stages, request_log or self.request_log)
+        log = request_log or self.request_log
+        return self._new_admission(self.registry, protocol, self.stages, log, self._bind)
 
     @property
     def agent(self) -> ClientModelControl:

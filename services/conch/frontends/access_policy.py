@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from conch.frontends.operations.operation_table import ACCESS_CATEGORIES
+from conch.door.operation_table import ACCESS_CATEGORIES
 
 
 def parse_restricted_protocols(specifications: list[str]) -> dict[str, tuple[str, str]]:

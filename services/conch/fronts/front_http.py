@@ -27,6 +27,7 @@ from typing import Any
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.door.operation_table import INFER, path_pattern
 from conch.frontends.http.http_exchange import UNASKED_BYTES, HttpExchange, Reply
 from conch.frontends.http.http_loop import ConnectionSet, LoopThread
 from conch.frontends.http.http_pools import ParsingPool
@@ -40,7 +41,6 @@ from conch.frontends.http.infer.infer_request import (
 from conch.frontends.http.infer.infer_response import BinaryOutputs, ResponseEncoder, failure
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.http.timeouts import ClientTimeouts
-from conch.frontends.operations.operation_table import INFER, path_pattern
 from conch.fronts.connection_passing import ConnectionReceiver
 from conch.fronts.http_messages import (
     MOST_HEADS,

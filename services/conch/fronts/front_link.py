@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.core.tensor import Buffer, Tensor
+from conch.door.operation_table import INFER
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
-from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse

@@ -30,6 +30,8 @@ from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.tensor import Buffer
+from conch.door.operation_table import INFER
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
@@ -37,8 +39,6 @@ from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.port_state import PortConnection, PortOptions, PortState
 from conch.frontends.grpc.transport.transport_server import wire
 from conch.frontends.grpc.transport.wire import tls_context
-from conch.frontends.operations.operation_table import INFER
-from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import LEAST_OF_ONE
 from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionReceiver

@@ -45,7 +45,7 @@ class RequestSender:
         get those of another request. `empty_final` says nothing of a unary call. The core's loop reads the
         lengths of strings, so many strings go as they came: a thread of the core decodes them.
         """
-        if request.classes or request.region_bindings is not None:
+        if request.classes or request.named_regions is not None:
             return False
         template = request.signature
         sizes = self._sizes.get(template)

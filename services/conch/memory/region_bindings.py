@@ -1,7 +1,7 @@
 """Region bindings: the shared-memory regions of one request, for its inputs and outputs.
 
-Owns: a use of each region from decoding to the final response, or to `release`.
-Threads and locks: the decoding thread, then the threads that respond, one at a time; no lock.
+Owns: a use of each region from admission to the final response, or to `release`.
+Threads and locks: the admitting thread, then the threads that respond, one at a time; no lock.
 """
 
 from __future__ import annotations
@@ -29,33 +29,22 @@ class PlacedTensor(Tensor):
         return PlacedTensor(name, self.datatype, self.shape)
 
 
-class LargeBindingsError(Exception):
-    """A request uses more bytes of regions than the decoding thread has time for."""
-
-
 class RegionBindings:
     """The regions of one request; once attached, wraps its responder to place outputs and release regions.
 
     Args:
         regions: The table of regions.
-        most_bytes: Bytes above which decoding fails with `LargeBindingsError`, as some are copied and caches
-            hash all of them; None for no limit.
     """
 
-    __slots__ = ("_places", "_regions", "_regions_in_use", "_released", "_remaining_bytes", "responder")
+    __slots__ = ("_places", "_regions", "_regions_in_use", "_released", "responder")
 
     responder: Responder
 
-    def __init__(self, regions: Regions, most_bytes: int | None = None) -> None:
+    def __init__(self, regions: Regions) -> None:
         self._regions = regions
-        self._remaining_bytes = most_bytes
         self._regions_in_use: dict[str, Region] = {}
         self._places: dict[str, tuple[Region, int, int]] = {}
         self._released = False
-
-    def __bool__(self) -> bool:
-        """True if the request uses any region."""
-        return bool(self._regions_in_use)
 
     def input(
         self, region: str, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]
@@ -123,10 +112,6 @@ class RegionBindings:
         if region is None:
             region = self._regions_in_use[name] = self._regions.acquire_region(name)
         check_part(name, region.byte_size, offset, byte_size)
-        if self._remaining_bytes is not None:
-            self._remaining_bytes -= byte_size
-            if self._remaining_bytes < 0:
-                raise LargeBindingsError
         region.check()
         return region
 
@@ -154,3 +139,23 @@ class RegionBindings:
         for region in self._regions_in_use.values():
             region.check()
         return InferenceResponse(outputs, None, response.parameters)
+
+
+def bind_regions(regions: Regions, request: InferenceRequest) -> None:
+    """Binds the regions that a request names, and forgets their names.
+
+    Args:
+        regions: The table of regions.
+        request: The request; gets `region_bindings`, and inputs with data.
+
+    Raises:
+        ConchError: A tensor does not lie in its region, or there is no such region; texts are Triton's.
+    """
+    named, request.named_regions = request.named_regions, None
+    assert named is not None, "it has regions"
+    request.region_bindings = bindings = RegionBindings(regions)
+    inputs = request.inputs
+    for name, part in named.inputs.items():
+        inputs[name] = bindings.input(*part, name, inputs[name].datatype, inputs[name].shape)
+    for name, part in named.outputs.items():
+        bindings.output(*part, name)

@@ -32,13 +32,9 @@ class GrpcPart(Port):
         self, options: GrpcOptions, context: PartContext, transport: Transport | None = None
     ) -> None:
         super().__init__(options, context, security(options.tls))
-        services = context.services
         self._front_end = GrpcFrontEnd(
-            context.core,
+            context.door,
             options,
-            logs=services.logs,
-            traces=services.traces,
-            regions=services.regions,
             reports=context.reports,
             access=context.access,
             transport=transport,

@@ -30,14 +30,14 @@ class HttpPart(Port):
         self.title = options.title
         self.service = service
         self._front_end = HttpFrontEnd(
-            context.core,
+            context.door,
             options,
             context.loop,
-            context.services,
             context.reports,
             metrics=context.metrics,
             access=context.access,
             fronts=context.http_fronts,
+            console_url=lambda: context.url("Console"),
         )
 
     def check_models(self) -> None:

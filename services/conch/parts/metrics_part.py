@@ -56,7 +56,7 @@ class MetricsPart(Port):
         self._options = options
         self._loop = context.loop
         core, access, tracing = context.core, context.access, context.tracing
-        loads, cache, log_exporter = context.agent.loads, context.cache, context.services.logs.exporter
+        loads, cache, log_exporter = context.agent.loads, context.cache, context.logs.exporter
         registry = core.registry
 
         def ready() -> bool:
@@ -68,7 +68,7 @@ class MetricsPart(Port):
                 registry,
                 loads.snapshot,
                 local,
-                _sizes_of(context.services.regions),
+                _sizes_of(context.regions),
                 ready,
                 None if context.agent.residency is None else context.agent.residency.counts,
             ),

@@ -31,12 +31,14 @@ from conch.core.custom_metrics import CustomFamilies
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
 from conch.core.shadows.shadow_service import Shadows
+from conch.door.local_door import LocalDoor
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.load_reports import LoadReports
-from conch.frontends.operations.operation_handlers import Services
+from conch.memory.regions import Regions
+from conch.observability.logging.log_settings import LogControl
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.metric_families import Family
@@ -63,7 +65,9 @@ class PartContext:
         core: State of the server: its models and its stage.
         agent: The control plane.
         control: Options of the control plane.
-        services: Services for operations: log settings, trace settings, shared memory.
+        door: The way of front ends to the core.
+        logs: The log settings.
+        regions: The shared memory of clients.
         access: The access policy; None without one.
         loop: The event loop that HTTP ports share.
         addresses: The addresses that the server listens on, which forks close.
@@ -84,7 +88,9 @@ class PartContext:
     core: ServerState
     agent: Agent
     control: ControlOptions
-    services: Services
+    door: LocalDoor
+    logs: LogControl
+    regions: Regions
     access: Access | None
     loop: LoopThread
     addresses: ListeningAddresses

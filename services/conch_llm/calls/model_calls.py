@@ -23,8 +23,8 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.request_log import Caller
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
-from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
+from conch.door.door import Door
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 from conch_llm.calls.answer_facts import AnswerFacts, BodyFacts, DeltaFacts
@@ -71,16 +71,16 @@ class ModelCalls:
     """Calls models for one front end.
 
     Args:
-        core: The server core.
+        door: The core.
         admission: Admission of the front end.
         clock: Monotonic time in nanoseconds.
         counters: Gives the tokenizer of a model; None for a model without one.
     """
 
     def __init__(
-        self, core: ServerState, admission: Admission, clock: Clock, counters: Counters = _no_counter
+        self, door: Door, admission: Admission, clock: Clock, counters: Counters = _no_counter
     ) -> None:
-        self._core = core
+        self._door = door
         self._admission = admission
         self._clock = clock
         self._counters = counters
@@ -232,7 +232,7 @@ class ModelCalls:
 
     def _sent(self, model: Servable, exchange: Caller, request_id: str, size: int) -> _Sent[Any]:
         self._admission.check_open()
-        self._core.check_running()
+        self._door.check_running()
         if self._mailbox is None:
             self._mailbox = Mailbox(asyncio.get_running_loop(), UnreadBytes())
         queue: ResponseQueue[Any] = ResponseQueue(self._mailbox, _MOST_BYTES)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from conch.core.custom_metrics import FamilySnapshot
-from conch.core.registry import Registry
+from conch.door.door import ServedModels
 from conch.observability.metrics.metric_families import Family, sample
 from conch_llm.capability import capability
 
@@ -33,19 +33,19 @@ class EngineGauges:
     """Reads the gauges of all models that take text.
 
     Args:
-        registry: The models.
+        models: The models.
         defined: Reads the metrics that models define.
     """
 
-    def __init__(self, registry: Registry, defined: Callable[[], Sequence[FamilySnapshot]]) -> None:
-        self._registry = registry
+    def __init__(self, models: ServedModels, defined: Callable[[], Sequence[FamilySnapshot]]) -> None:
+        self._models = models
         self._defined = defined
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """The families and their samples: sums over the versions of a model, of KV caches the fullest."""
         pending: dict[str, int] = defaultdict(int)
         running: dict[str, int] = defaultdict(int)
-        for entry in self._registry.entries.values():
+        for entry in self._models.entries.values():
             for model in entry.ready.values():
                 if capability(model.spec).speaks:
                     pending[model.spec.name] += model.pending

@@ -12,7 +12,7 @@ from typing import Any
 from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
-from conch.core.server_state import ServerState
+from conch.door.door import Door
 from conch.frontends.http.http_pools import Pools
 from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
 from conch_llm.contract import (
@@ -48,7 +48,7 @@ class InferenceRoutes:
     """Answers requests to models on one event loop.
 
     Args:
-        core: The server core.
+        door: The core.
         admission: Admission of the port.
         clock: Monotonic time in nanoseconds.
         pools: Threads of the port.
@@ -57,16 +57,16 @@ class InferenceRoutes:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         admission: Admission,
         clock: Clock,
         pools: Pools,
         settings: OpenAiSettings,
     ) -> None:
-        self._core = core
+        self._door = door
         self._admission = admission
-        texts = TextModels(core.registry, pools, settings.texts)
-        self._calls = ModelCalls(core, admission, clock, texts.counter)
+        texts = TextModels(door.models, pools, settings.texts)
+        self._calls = ModelCalls(door, admission, clock, texts.counter)
         self._streams = OpenStreams()
         generation = GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens)
         vectors = VectorRoutes(self._calls, texts)
@@ -85,7 +85,7 @@ class InferenceRoutes:
     def check_open(self) -> None:
         """Raises UnavailableError: the port, or the server, takes no requests to models."""
         self._admission.check_open()
-        self._core.check_running()
+        self._door.check_running()
 
     async def answer(self, call: OpenAiCall, route: str, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a request whose caller may use the model. Raises ConchError: it is wrong, or fails."""

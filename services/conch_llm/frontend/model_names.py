@@ -15,8 +15,9 @@ from typing import Any
 
 from conch.core.clock import wall_seconds
 from conch.core.errors import UnavailableError
-from conch.core.registry import Entry, Registry
+from conch.core.registry import Entry
 from conch.core.servable import Servable
+from conch.door.door import ServedModels
 from conch_llm.capability import Capability, capability
 from conch_llm.contract import ADAPTERS, CHAT, COMPLETIONS, EMBEDDINGS, SCORE, SERVED_NAMES
 from conch_llm.frontend.openai_errors import UnknownModelError
@@ -73,22 +74,22 @@ class ModelNames:
     """The models of a server by all their names.
 
     Args:
-        registry: The models.
+        models: The models.
         separator: Between a model and its adapter in names; empty for names of adapters alone.
         wall: Seconds since 1970.
     """
 
     def __init__(
-        self, registry: Registry, separator: str = "", wall: Callable[[], float] = wall_seconds
+        self, models: ServedModels, separator: str = "", wall: Callable[[], float] = wall_seconds
     ) -> None:
-        self._registry = registry
+        self._models = models
         self._separator = separator
         self._wall = wall
         self._entries: Mapping[str, Entry] | None = None
         self._names: dict[str, NamedModel] = {}
 
-    def find(self, name: str, visible: Callable[[str], bool] = lambda model: True) -> NamedModel:
-        """The model of a name.
+    def find(self, name: str, visible: Callable[[str], bool] = lambda model: True) -> NamedModel | None:
+        """The model of a name; None if it is not in memory, and a request loads it.
 
         Args:
             name: The name.
@@ -96,13 +97,14 @@ class ModelNames:
 
         Raises:
             UnknownModelError: There is none; the text has close names.
-            ColdModelError: It is not in memory, and can be loaded.
             UnavailableError: It is not ready.
         """
         found = self._index().get(name)
         if found is not None:
             return found
         self._check_state(name)
+        if self._models.loads_on_demand(name):
+            return None
         known = [each for each, model in self._names.items() if visible(model.own_name)]
         close = get_close_matches(name, known, _MOST_CLOSE)
         hint = f"; did you mean {' or '.join(f'`{each}`' for each in close)}?" if close else ""
@@ -113,19 +115,16 @@ class ModelNames:
         return self._index().values()
 
     def _check_state(self, name: str) -> None:
-        """Raises UnavailableError: there is a model of the name that is not ready, or not in memory."""
-        for identifier in self._registry.identifiers(name):
-            for state in self._registry.entries[identifier].states.values():
+        """Raises UnavailableError: there is a model of the name that is not ready."""
+        for identifier in self._models.identifiers(name):
+            for state in self._models.entries[identifier].states.values():
                 if state.state == "LOADING":
                     raise UnavailableError(f"The model `{name}` is not ready: it is being loaded")
                 if state.state == "UNAVAILABLE" and state.reason != _UNLOADED:
                     raise UnavailableError(f"The model `{name}` is not ready: {state.reason}")
-        cold = self._registry.cold
-        if cold is not None:
-            cold.missed(name)
 
     def _index(self) -> Mapping[str, NamedModel]:
-        entries = self._registry.entries
+        entries = self._models.entries
         if entries is not self._entries:
             self._entries = entries
             self._names = self._made(entries)
@@ -142,7 +141,7 @@ class ModelNames:
                 continue
             can = capability(model.spec)
             created = before.get(id(model), now)
-            name = self._registry.name_of(identifier)
+            name = self._models.name_of(identifier)
             found.setdefault(name, NamedModel(name, model, can, created))
             found.setdefault(identifier, NamedModel(identifier, model, can, created))
             for alias in _listed(model, SERVED_NAMES):

@@ -67,8 +67,8 @@ class OpenAiAccess:
             if self.guard.identifies:
                 exchange.access = grant
 
-    def model(self, exchange: HttpExchange, name: str, roles: Roles = INFERS) -> NamedModel:
-        """The model of a name, if the caller may use it.
+    def model(self, exchange: HttpExchange, name: str, roles: Roles = INFERS) -> NamedModel | None:
+        """The model of a name, if the caller may use it; None if a request loads it, see `ModelNames.find`.
 
         Raises:
             PermissionDeniedError: It may not, also where there is no such model.
@@ -82,7 +82,7 @@ class OpenAiAccess:
                 self.guard.check(exchange, grant, roles, "infer", name)
             raise
         if grant is not None:
-            self.guard.check(exchange, grant, roles, "infer", found.own_name)
+            self.guard.check(exchange, grant, roles, "infer", name if found is None else found.own_name)
         return found
 
     def shows(self, exchange: HttpExchange, roles: Roles, model: str) -> bool:

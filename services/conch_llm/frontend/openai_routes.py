@@ -15,15 +15,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from conch.access.principals import ANY, CONTROLS, INFERS, OPEN, Roles
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, PermissionDeniedError, UnavailableError
+from conch.door import operation_table as table
+from conch.door.operation_handlers import LoadRequest, UnloadRequest
 from conch.frontends.http.cors import cross_origin_reason
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import loaded, result_of
 from conch.frontends.http.route_provider import Answering, RestApi
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.checked_operations import checked
-from conch.frontends.operations.operation_handlers import LoadRequest, UnloadRequest
 from conch_llm.contract import (
     CHAT,
     COMPLETIONS,
@@ -91,15 +89,14 @@ class OpenAiHandler:
     def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics, api: RestApi) -> None:
         self._api = api
         self._metrics = metrics
-        core = api.core
-        self._names = ModelNames(core.registry, settings.lora_separator)
+        self._names = ModelNames(api.door.models, settings.lora_separator)
         # Headers are read as Latin-1.
         own = {
             category: (key, value.encode().decode("latin-1"))
             for category, (key, value) in settings.restrictions.items()
         }
         self._access = OpenAiAccess(api.access, {**api.guard.restricted, **own}, settings.keys, self._names)
-        self._inference = InferenceRoutes(core, api.admission, api.clock, api.pools, settings)
+        self._inference = InferenceRoutes(api.door, api.admission, api.clock, api.pools, settings)
         self._routes = self._table()
 
     def __call__(self, exchange: HttpExchange) -> Answering:
@@ -204,13 +201,15 @@ class OpenAiHandler:
 
     async def _get(self, call: OpenAiCall, model: str) -> None:
         found = self._access.model(call.exchange, model, ANY)
+        if found is None:
+            raise UnavailableError(f"The model `{model}` is not in memory: a request to it loads it")
         call.reply(found.entry())
 
     async def _health(self, call: OpenAiCall) -> None:
-        call.respond(200 if self._api.core.loaded else 503, [])
+        call.respond(200 if self._api.door.loaded else 503, [])
 
     async def _version(self, call: OpenAiCall) -> None:
-        call.reply({"version": self._api.core.version})
+        call.reply({"version": self._api.door.version})
 
     def _alias(self, path: str) -> Work:
         async def answer(call: OpenAiCall) -> None:
@@ -224,7 +223,10 @@ class OpenAiHandler:
         if any(each.own_name == model for each in self._names.all()):
             raise RequestError(f"Model '{model}' is already loaded", "model")
         await self._change(call, table.LOAD_MODEL, LoadRequest(model, {}, False))
-        call.reply(self._names.find(model).entry())
+        loaded_model = self._names.find(model)
+        if loaded_model is None:
+            raise UnavailableError(f"The model `{model}` has been evicted since its load")
+        call.reply(loaded_model.entry())
 
     async def _unload(self, call: OpenAiCall, model: str) -> None:
         await self._change(call, table.UNLOAD_MODEL, UnloadRequest(model, False))
@@ -234,13 +236,11 @@ class OpenAiHandler:
         """Loads or unloads a model, by the rules of REST."""
         api = self._api
         try:
-            api.services.check_changes()
+            api.door.check(operation)
         except UnavailableError as error:  # by a flag: another try fails too
             raise RequestError(f"Model load/unload requires explicit mode: {error.message}") from None
         guard = self._access.guard
-        run = checked(operation, guard, call.exchange) if guard.identifies else operation.handler
-        pool = api.pools.operations[operation.runs_on]
-        await result_of(partial(pool.submit, run, api.core, api.services, request))
+        await result_of(lambda: api.door.ask(operation, lambda: request, call.exchange, guard))
 
     # Routes of inference
 
@@ -248,11 +248,8 @@ class OpenAiHandler:
         """Finds the model of a request, and answers it."""
         body = await call.read()
         name = checked_fields(body, MODEL, ("model",))["model"]
-        while True:
-            try:
-                model = self._access.model(call.exchange, name)
-                break
-            except ColdModelError as error:
-                cold = error
-            await loaded(call.exchange, cold)
+        model = self._access.model(call.exchange, name)
+        while model is None:
+            await loaded(call.exchange, self._api.admission, name, "")
+            model = self._access.model(call.exchange, name)
         await self._inference.answer(call, route, model, body)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.core.clock import monotonic_ns
-from conch.core.server_state import ServerState
+from conch.door.door import Door
 from conch.frontends.http.chat_route import ChatModel, ChatRoute
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.http_pools import Pools, loaded
 from conch_llm.contract import CHAT
 from conch_llm.frontend.inference_routes import InferenceRoutes
 from conch_llm.frontend.llm_metrics import LlmMetrics
@@ -29,7 +29,7 @@ class PageChats(ChatRoute):
     """Answers chats on one event loop.
 
     Args:
-        core: The server core.
+        door: The core.
         settings: Settings by flags; its keys and restrictions are for other ports.
         metrics: Counts the requests with those of OpenAI's routes.
         pools: Threads that parse large bodies and render templates.
@@ -38,14 +38,15 @@ class PageChats(ChatRoute):
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         settings: OpenAiSettings,
         metrics: LlmMetrics,
         pools: Pools,
         most_bytes: int,
     ) -> None:
-        self._names = ModelNames(core.registry, settings.lora_separator)
-        self._inference = InferenceRoutes(core, core.admission(_PROTOCOL), monotonic_ns, pools, settings)
+        self._names = ModelNames(door.models, settings.lora_separator)
+        self._admission = door.admission(_PROTOCOL)
+        self._inference = InferenceRoutes(door, self._admission, monotonic_ns, pools, settings)
         self._metrics = metrics
         self._pools = pools
         self._most_bytes = most_bytes
@@ -64,11 +65,12 @@ class PageChats(ChatRoute):
         self._inference.check_open()
         body = await call.read()
         name = checked(body, MODEL, ("model",))["model"]
+        while self._names.find(model, lambda each: each == model) is None:
+            await loaded(call.exchange, self._admission, model, "")
         await self._inference.answer(call, CHAT, self._find(name, model), body)
 
     def _find(self, name: str, model: str) -> NamedModel:
         """The model, by one of its names; raises for any other name."""
-        self._names.find(model, lambda each: each == model)
         for each in self._names.all():
             if each.name == name and each.own_name == model:
                 return each

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from conch.core.registry import Registry
 from conch.core.servable import Servable
+from conch.door.door import ServedModels
 from conch.frontends.http.http_pools import Pools, result_of
 from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.contract import CHAT
@@ -46,13 +46,13 @@ class TextModels:
     """Makes prompts for models, and readers of their text.
 
     Args:
-        registry: The models.
+        models: The models.
         pools: Threads that load and render templates.
         defaults: Settings by flags, for models whose config has none.
     """
 
-    def __init__(self, registry: Registry, pools: Pools, defaults: TextDefaults) -> None:
-        self._registry = registry
+    def __init__(self, models: ServedModels, pools: Pools, defaults: TextDefaults) -> None:
+        self._models = models
         self._pools = pools
         self._defaults = defaults
         self._entries: object = None
@@ -201,7 +201,7 @@ class TextModels:
 
     def _key(self, model: Servable) -> str:
         """The key of a model; drops what is kept of others if models have changed."""
-        entries = self._registry.entries
+        entries = self._models.entries
         if self._entries is not entries:
             self._entries, self._templates, self._tokenizers = entries, {}, {}
         return f"{model.spec.identifier}/{model.spec.version}"

@@ -29,7 +29,7 @@ from tests.support.servers import (
 )
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.thread_pool import MOST_WAITING
+from conch.door.thread_pool import MOST_WAITING
 
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

@@ -42,7 +42,7 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
 )
-from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
+from conch.door.operation_table import ENDPOINTS, Endpoint, path_variants
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
 from conch_control.remote_api.port_access import ACTIONS

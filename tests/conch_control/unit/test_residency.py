@@ -12,7 +12,7 @@ from tests.support.sites import CONFIG, WAIT_S, Site, SiteAnswer
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.clock import monotonic_ns
-from conch.core.cold_models import ColdModelError, resident
+from conch.core.cold_models import ColdModelError, resident, when_loaded
 from conch.core.errors import (
     ConchError,
     DeadlineExceededError,
@@ -498,14 +498,12 @@ def test_the_request_that_begins_a_load_pays_for_it(site: Site) -> None:
     on_demand(site)
     purse = Purse(1)
 
-    def wait_for(name: str) -> Future[None]:
-        with pytest.raises(ColdModelError) as cold:
-            site.send(name)
-        return cold.value.future(payer=purse)
+    def wait_for(name: str) -> Future[SiteAnswer]:
+        return when_loaded(lambda: site.send(name), payer=purse)
 
     first, second = wait_for("slow"), wait_for("slow")
     with pytest.raises(ResourceExhaustedError, match="no loads left"):
-        wait_for("b")
+        wait_for("b").result(WAIT_S)
     site.backend.gate.set()
     first.result(WAIT_S)
     second.result(WAIT_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conch.access.principals import CONTROLS
-from conch.frontends.operations import operation_table as table
+from conch.door import operation_table as table
 from conch_platforms import sagemaker_routes
 
 

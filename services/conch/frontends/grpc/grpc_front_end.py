@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
-from conch.core.server_state import ServerState
+from conch.door.door import Door
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.request_decoder import MakeDecoder, RequestDecoder
@@ -21,10 +21,6 @@ from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import ClientCounts, RpcServer
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
-from conch.frontends.operations.operation_handlers import Services
-from conch.memory.regions import Regions
-from conch.observability.logging.log_settings import LogControl, LogOptions
-from conch.observability.tracing.trace_settings import TraceSettings
 
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
@@ -50,10 +46,8 @@ class GrpcFrontEnd:
     """Serves the protocol on one port.
 
     Args:
+        door: The core.
         clock: Monotonic time in nanoseconds.
-        logs: The log settings; None if the embedding program owns them.
-        traces: The trace settings; None for new ones.
-        regions: The shared-memory regions; None for none.
         reports: The load reports; None for none.
         access: The access policy; None for none.
         transport: Server and codecs of the port; None for those that the options name.
@@ -64,26 +58,19 @@ class GrpcFrontEnd:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         options: GrpcOptions,
         clock: Clock = monotonic_ns,
-        logs: LogControl | None = None,
-        traces: TraceSettings | None = None,
-        regions: Regions | None = None,
         reports: LoadReports | None = None,
         access: Access | None = None,
         transport: Transport | None = None,
     ) -> None:
         self._options = options
-        services = Services(
-            regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
-        )
         if transport is None:
             transport = Transport(_server(options, clock))
         self._server = transport.server
         self._methods = GrpcMethods(
-            core,
-            services,
+            door,
             method_options(options),
             self._server.queue_inline,
             clock,

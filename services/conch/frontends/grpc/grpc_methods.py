@@ -1,12 +1,11 @@
 """The handlers of all RPCs of one server, without a transport.
 
-Owns: the pools of operations and of decoding.
-Threads and locks: handlers run on the transport's threads and return at once; pools do what may block.
+Owns: the pool of decoding.
+Threads and locks: handlers run on the transport's threads and return at once; a pool decodes long messages.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,8 +14,10 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
-from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
+from conch.door import operation_table as table
+from conch.door.door import Door
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.grpc.guarded_rpcs import charge_unary, guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
@@ -28,9 +29,6 @@ from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryRpc
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.load_reports import LoadReports
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.thread_pool import OperationPools, ThreadPool
 
 _DECODE_THREADS = 2
 
@@ -54,6 +52,7 @@ class GrpcMethods:
     """The handlers of one server.
 
     Args:
+        door: The core.
         queue_inline: Takes claims of models that a handler's thread may run after the call.
         clock: Monotonic time in nanoseconds.
         reports: Adds load reports to the trailing metadata of inference calls, or None.
@@ -70,8 +69,7 @@ class GrpcMethods:
 
     def __init__(
         self,
-        core: ServerState,
-        services: Services,
+        door: Door,
         options: MethodOptions,
         queue_inline: Callable[[InlineClaim], None],
         clock: Clock = monotonic_ns,
@@ -81,13 +79,12 @@ class GrpcMethods:
         encoder: ResponseEncoder | None = None,
     ) -> None:
         guard = AccessGuard(access, "grpc", options.rules)
-        self._operations = OperationPools("conch-grpc")
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
         pattern = options.header_forward_pattern
         forward = HeaderForwarder(pattern) if pattern else None
-        unary = operation_handlers(core, services, self._operations, guard)
-        shared = core, queue_inline, encoder or ResponseEncoder(), clock, self._decoding
-        outgoing = options.compression, services.regions, reports
+        unary = operation_handlers(door, guard)
+        shared = door, queue_inline, encoder or ResponseEncoder(), clock, self._decoding
+        outgoing = options.compression, reports
         self._infer = InferHandler(
             *shared, preparation(forward, guard, stream=False), *outgoing, make_decoder
         )
@@ -95,13 +92,12 @@ class GrpcMethods:
         self._streams = StreamInferHandler(*shared, preparation(forward, guard, stream=True), *outgoing)
         streams: dict[str, StreamMethod] = {
             table.STREAM_INFER.grpc_method: self._streams,
-            table.HEALTH_WATCH.grpc_method: HealthWatch(core),
+            table.HEALTH_WATCH.grpc_method: HealthWatch(door),
         }
         streams |= reflection_handlers(list(table.SERVICES))
 
         def refused(error: ConchError, call: Caller) -> None:
-            if core.request_log is not None:
-                core.request_log.refuse(None, error, "grpc", call, 0, clock())
+            self._infer.admission.refuse(None, error, call, 0, clock())
 
         self.unary = charge_unary(unary, guard)
         self.admissions = guard_unary(unary, guard, refused)
@@ -128,7 +124,5 @@ class GrpcMethods:
         return self._streams.received
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the pools; returns whether their work has ended in time, as it may hang with its storage."""
-        end = time.monotonic() + timeout_s
-        decoded = self._decoding.close(timeout_s)
-        return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded
+        """Ends the pool; returns whether its work has ended in time."""
+        return self._decoding.close(timeout_s)

@@ -14,6 +14,7 @@ from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
 from conch.core.request_log import Caller
 from conch.core.tensor import Buffer
+from conch.door.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER, Endpoint
 from conch.frontends.grpc.response_encoder import retry_metadata
 from conch.frontends.grpc.rpc_calls import (
     Admit,
@@ -24,7 +25,6 @@ from conch.frontends.grpc.rpc_calls import (
     UnaryRpc,
 )
 from conch.frontends.header_forwarding import HeaderForwarder
-from conch.frontends.operations.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER, Endpoint
 
 PrepareRequest = Callable[[InferenceRequest, RpcCall, int], None]
 """Completes or refuses a decoded request of a call, whose message has so many bytes."""

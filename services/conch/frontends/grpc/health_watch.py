@@ -13,11 +13,11 @@ from functools import partial
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
-from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
+from conch.door.door import Door
+from conch.door.operation_handlers import HEALTH_SERVICES
 from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
 from conch.frontends.grpc.rpc_calls import StreamRpc
-from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
 from conch.protocol import health_pb2
 
 _POLL_S = 0.5
@@ -27,8 +27,8 @@ _STATES = health_pb2.HealthCheckResponse
 class HealthWatch:
     """Handles Watch calls."""
 
-    def __init__(self, core: ServerState) -> None:
-        self._core = core
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self._changed = threading.Condition()
         # By stream, the status that was sent last; None for none.
         self._streams: dict[StreamRpc, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
@@ -78,7 +78,7 @@ class HealthWatch:
 
     def _run(self) -> None:
         while True:
-            status = _STATES.SERVING if self._core.serving else _STATES.NOT_SERVING
+            status = _STATES.SERVING if self._door.serving else _STATES.NOT_SERVING
             with self._changed:
                 for call, sent in self._streams.items():
                     if sent != status:

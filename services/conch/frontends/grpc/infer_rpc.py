@@ -10,19 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.cold_models import ColdModelError, ColdWait
-from conch.core.errors import CancelledError, ConchError, UnavailableError
+from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
-from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
+from conch.door.door import Door
 from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, MakeDecoder, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.load_reports import LoadReports, trailing
-from conch.memory.regions import Regions
 
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
@@ -31,14 +29,13 @@ class InferHandler:
     """Handles ModelInfer calls.
 
     Args:
-        core: Makes the admission; has the request log.
+        door: Makes the admission.
         queue_inline: Takes claims of models that the transport's thread may run inline.
         encoder: Encodes responses.
         clock: Monotonic time in nanoseconds.
         decoding: Decodes long messages, off the transport's thread.
         prepare: Completes or refuses each decoded request, or None.
         compression: gRPC's name of the compression algorithm of responses, or None.
-        regions: Shared memory that tensors may lie in; None for none.
         reports: Adds load reports to the trailing metadata, or None.
         make_decoder: Makes the decoder of requests.
 
@@ -48,28 +45,26 @@ class InferHandler:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         queue_inline: Callable[[InlineClaim], None],
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
         prepare: PrepareRequest | None = None,
         compression: str | None = None,
-        regions: Regions | None = None,
         reports: LoadReports | None = None,
         make_decoder: MakeDecoder = RequestDecoder,
     ) -> None:
-        self.admission = core.admission("grpc")
+        self.admission = door.admission("grpc")
         self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
-        self._decode = make_decoder(regions)
+        self._decode = make_decoder()
         self._decoding = decoding
         self._prepare = prepare
         self._compression = compression
         self._reports = reports
-        log = core.request_log
-        self._plain = compression is None and reports is None and (log is None or not log.adds_metadata)
+        self._plain = compression is None and reports is None and not self.admission.adds_metadata
 
     def __call__(self, call: UnaryRpc, message: Buffer, polling: bool = True) -> None:
         """Submits one request; the responder replies.
@@ -93,42 +88,8 @@ class InferHandler:
             claim = self.admission.admit(request, polling, None, call, len(message), single=_DECOUPLED)
             if claim is not None:
                 self._queue_inline(claim)
-        except ColdModelError as cold:
-            self._wait(cold, call, message, request, now_ns)
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             self._refuse(call, message, request, error, now_ns)
-
-    def _wait(
-        self,
-        cold: ColdModelError,
-        call: UnaryRpc,
-        message: Buffer,
-        request: InferenceRequest | None,
-        received_ns: int,
-    ) -> None:
-        """Handles a message again once its model is in memory."""
-
-        def then(error: ConchError | None) -> None:
-            if error is None:
-                try:
-                    self._decoding.submit(self, call, message, False)
-                except RuntimeError:  # the pool is closed
-                    error = UnavailableError("Server exiting")
-            if error is not None:
-                self._refuse(call, message, request, error, received_ns)
-
-        def cancel(waiting: ColdWait) -> None:
-            if waiting.cancel():
-                gone = CancelledError("the client has cancelled the call")
-                self._refuse(call, message, request, gone, received_ns)
-
-        deadline_ns, priority = (None, 0) if request is None else (request.deadline_ns, request.priority)
-        wait = cold.wait(then, len(message), deadline_ns, priority, call.access)
-        call.watch(cancel, wait)  # first: `then` may run before `start` returns
-        try:
-            wait.start()
-        except ConchError as error:
-            self._refuse(call, message, request, error, received_ns)
 
     def _refuse(
         self,

@@ -10,10 +10,10 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration, VersionStatistics
 from conch.core.tensor import Buffer
+from conch.door import operation_handlers as plain
 from conch.frontends.access_policy import is_local_peer
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
-from conch.frontends.operations import operation_handlers as plain
 from conch.memory.region import CudaRegion
 from conch.memory.system_region import SystemRegion
 from conch.observability.logging.log_settings import Setting

@@ -1,6 +1,6 @@
-"""Adapts the table of operations to gRPC: parses requests, runs handlers on their threads, sends results.
+"""Adapts the table of operations to gRPC: parses requests, asks the door, sends results.
 
-Threads and locks: `RunsOn.CALLER` handlers run on the transport's thread, all others on `OperationPools`.
+Threads and locks: messages are parsed and made on the thread of the operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.access.access_guard import AccessGuard
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -23,15 +22,12 @@ from conch.core.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
+from conch.door import operation_table as table
+from conch.door.door import Door
+from conch.door.operation_table import Operation
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.checked_operations import checked
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.operation_table import Operation, RunsOn
-from conch.frontends.thread_pool import OperationPools
 from conch.protocol import health_pb2
 from conch.protocol import inference_pb2 as pb
 
@@ -52,14 +48,9 @@ class _Rpc:
     max_bytes: int | None = MAX_REQUEST_BYTES
 
 
-def operation_handlers(
-    core: ServerState,
-    services: Services,
-    pools: OperationPools,
-    guard: AccessGuard,
-) -> dict[str, UnaryMethod]:
+def operation_handlers(door: Door, guard: AccessGuard) -> dict[str, UnaryMethod]:
     """Returns the handlers of all operations that have an RPC, by gRPC method."""
-    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools, guard) for rpc in _rpcs(guard)}
+    return {rpc.operation.grpc_method: _handler(rpc, door, guard) for rpc in _rpcs(guard)}
 
 
 def _rpcs(guard: AccessGuard) -> tuple[_Rpc, ...]:
@@ -156,9 +147,9 @@ def _nothing(message: Any, call: UnaryRpc) -> None:
     """Reads a request without fields."""
 
 
-def _handler(
-    rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools, guard: AccessGuard
-) -> UnaryMethod:
+def _handler(rpc: _Rpc, door: Door, guard: AccessGuard) -> UnaryMethod:
+    message_class, read, write, operation = rpc.message_class, rpc.read, rpc.write, rpc.operation
+
     def handle(call: UnaryRpc, message: Buffer) -> None:
         if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
             call.abort(
@@ -166,30 +157,23 @@ def _handler(
                 f"the request message has {len(message)} bytes, of which this RPC takes {rpc.max_bytes}",
             )
             return
-        pool = pools.choose(runs_on, core)
-        if pool is None:
-            answer(call, message)
-            return
+        future = door.ask(
+            operation, lambda: read(message_class.FromString(message), call), call, guard, len(message)
+        )
+        future.add_done_callback(partial(answer, call))
+        if not future.done():
+            # The call may have been answered by now, and then reports no cancellation.
+            call.watch(partial(give_up, call), future)
+
+    def give_up(call: UnaryRpc, waiting: Future[Any]) -> None:
+        if waiting.cancel():
+            call.abort(CancelledError.grpc_status, "the client has cancelled the call")
+
+    def answer(call: UnaryRpc, future: Future[Any]) -> None:
+        if future.cancelled():
+            return  # and answered
         try:
-            future = pool.submit_sized(len(message), partial(answer, call, message))
-        except ResourceExhaustedError as error:
-            call.abort(error.grpc_status, error.message)
-            return
-
-        def give_up(waiting: Future[None]) -> None:
-            if waiting.cancel():
-                call.abort(CancelledError.grpc_status, "the client has cancelled the call")
-
-        # The call may have been answered by now, and then reports no cancellation.
-        call.watch(give_up, future)
-
-    def answer(call: UnaryRpc, message: Buffer) -> None:
-        try:
-            request = read(message_class.FromString(message), call)
-            run = checked(operation, guard, call) if guard.identifies else handler
-            call.reply(write(run(core, services, request)).SerializeToString())
-        except ColdModelError as cold:
-            _wait(cold, call, message, answer)
+            call.reply(write(future.result()).SerializeToString())
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
         except DecodeError as error:
@@ -198,22 +182,4 @@ def _handler(
             log.exception("%s could not be answered", message_class.__name__)
             call.abort(InternalError.grpc_status, "the request could not be answered")
 
-    message_class, read, write, operation = rpc.message_class, rpc.read, rpc.write, rpc.operation
-    handler: Callable[[ServerState, Services, Any], Any] = operation.handler
-    runs_on: RunsOn = operation.runs_on
     return handle
-
-
-def _wait(cold: ColdModelError, call: UnaryRpc, message: Buffer, answer: UnaryMethod) -> None:
-    """Answers a call once the model that it asks about is in memory."""
-
-    def then(error: ConchError | None) -> None:
-        if error is None:
-            answer(call, message)
-        else:
-            call.abort(error.grpc_status, error.message)
-
-    try:
-        cold.wait(then, len(message), payer=call.access).start()
-    except ConchError as error:
-        call.abort(error.grpc_status, error.message)

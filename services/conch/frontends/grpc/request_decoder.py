@@ -16,14 +16,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, Responder, id_prefix
+from conch.core.request import InferenceRequest, NamedRegions, Responder, id_prefix
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 from conch.frontends.grpc.request_layouts import Layout, Layouts
 from conch.frontends.grpc.request_parameters import read_output_parameters, read_parameters, read_region
 from conch.frontends.grpc.typed_contents import TypedContents
 from conch.frontends.grpc.wire_format import MAX_PLAIN_FIELDS, CutRequest, cut_infer_request
-from conch.memory.region_bindings import RegionBindings
-from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
 SCAN_FROM = 16 * 1024
@@ -62,12 +60,9 @@ class RequestDecoder:
     Attributes:
         layouts: The layouts of plain requests.
 
-    Args:
-        regions: Shared memory that tensors may lie in; None for none.
     """
 
-    def __init__(self, regions: Regions | None = None) -> None:
-        self._regions = regions or Regions()
+    def __init__(self) -> None:
         self.layouts = Layouts()
 
     def is_long(self, message: Buffer) -> bool:
@@ -86,21 +81,20 @@ class RequestDecoder:
 
         Raises:
             InvalidArgumentError: The message is malformed or contradicts itself; texts are Triton's.
-            NotFoundError: It names a region that is not registered.
         """
         layout = self.layouts.find(message)
         if layout is None:
-            return self._parsed(message, responder, received_ns)
+            return parse_request(message, responder, received_ns)
         template = layout.template
         request_id = "" if layout.request_id is None else _text(bytes(message[layout.request_id]))
-        bindings: RegionBindings | None = None
+        regions: NamedRegions | None = None
         inputs: dict[str, Tensor] = {}
         if template.parts is None:
             view = memoryview(message)
             for name, datatype, shape, place in layout.inputs:
                 inputs[name] = Tensor(name, datatype, shape, view[place])
         else:
-            bindings = self._bind_regions(layout, message, inputs)
+            regions = _in_regions(layout, message, inputs)
         request = InferenceRequest(
             template.model_name,
             template.model_version,
@@ -113,40 +107,28 @@ class RequestDecoder:
         request.signature = template
         for attribute, value in template.settings:
             setattr(request, attribute, value)
-        request.region_bindings = bindings
+        request.named_regions = regions
         return request
 
-    def _bind_regions(self, layout: Layout, message: Buffer, inputs: dict[str, Tensor]) -> RegionBindings:
-        """Fills the inputs of a request that has tensors in regions."""
-        template = layout.template
-        assert template.parts is not None
-        view = memoryview(message)
-        places = iter(layout.raw)
-        bindings = RegionBindings(self._regions)
-        try:
-            for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
-                if part is None:
-                    inputs[name] = Tensor(name, datatype, shape, view[next(places)])
-                else:
-                    inputs[name] = bindings.input(*part, name, datatype, shape)
-            for name, place in template.places:
-                bindings.output(*place, name)
-        except BaseException:
-            bindings.release()
-            raise
-        return bindings
 
-    def _parsed(self, message: Buffer, responder: Responder, received_ns: int) -> InferenceRequest:
-        bindings = RegionBindings(self._regions)
-        try:
-            return parse_request(message, responder, received_ns, bindings)
-        except BaseException:
-            bindings.release()
-            raise
+MakeDecoder = Callable[[], RequestDecoder]
 
 
-MakeDecoder = Callable[[Regions | None], RequestDecoder]
-"""Makes a decoder of requests that may have tensors in these regions."""
+def _in_regions(layout: Layout, message: Buffer, inputs: dict[str, Tensor]) -> NamedRegions:
+    """Fills the inputs of a request that has tensors in regions; returns these."""
+    template = layout.template
+    assert template.parts is not None
+    view = memoryview(message)
+    places = iter(layout.raw)
+    regions = NamedRegions()
+    for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
+        if part is None:
+            inputs[name] = Tensor(name, datatype, shape, view[next(places)])
+        else:
+            inputs[name] = Tensor(name, datatype, shape, b"")
+            regions.inputs[name] = part
+    regions.outputs.update(template.places)
+    return regions
 
 
 def _text(request_id: bytes) -> str:
@@ -156,10 +138,9 @@ def _text(request_id: bytes) -> str:
         raise InvalidArgumentError("the request message is malformed: its id is not UTF-8") from None
 
 
-def parse_request(
-    message: Buffer, responder: Responder, received_ns: int, bindings: RegionBindings
-) -> InferenceRequest:
+def parse_request(message: Buffer, responder: Responder, received_ns: int) -> InferenceRequest:
     """Parses any request: the careful path."""
+    regions = NamedRegions()
     cut: CutRequest | None = None
     try:
         if len(message) < SCAN_FROM:
@@ -171,7 +152,7 @@ def parse_request(
             raw = cut.raw
     except DecodeError as error:
         raise InvalidArgumentError(f"the request message is malformed: {error}") from None
-    inputs = _raw_inputs(wire, raw, bindings) if raw else _typed_inputs(wire, cut, bindings)
+    inputs = _raw_inputs(wire, raw, regions) if raw else _typed_inputs(wire, cut, regions)
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
@@ -185,15 +166,15 @@ def parse_request(
         if output.parameters:
             place = read_output_parameters(request, output)
             if place is not None:
-                bindings.output(*place, output.name)
+                regions.outputs[output.name] = place
     if wire.parameters:
         read_parameters(request, wire.parameters)
-    if bindings:
-        request.region_bindings = bindings
+    if regions.inputs or regions.outputs:
+        request.named_regions = regions
     return request
 
 
-def _raw_inputs(wire: Any, raw: Any, bindings: RegionBindings) -> dict[str, Tensor]:
+def _raw_inputs(wire: Any, raw: Any, regions: NamedRegions) -> dict[str, Tensor]:
     """Returns inputs from ``raw_input_contents``, in the same order, and from regions."""
     inputs: dict[str, Tensor] = {}
     contents = iter(raw)
@@ -206,7 +187,8 @@ def _raw_inputs(wire: Any, raw: Any, bindings: RegionBindings) -> dict[str, Tens
             )
         part = read_region(tensor) if tensor.parameters else None
         if part is not None:
-            inputs[name] = bindings.input(*part, name, tensor.datatype, tuple(tensor.shape))
+            inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), b"")
+            regions.inputs[name] = part
             continue
         data = next(contents, None)
         if data is None:
@@ -217,7 +199,7 @@ def _raw_inputs(wire: Any, raw: Any, bindings: RegionBindings) -> dict[str, Tens
     return inputs
 
 
-def _typed_inputs(wire: Any, cut: CutRequest | None, bindings: RegionBindings) -> dict[str, Tensor]:
+def _typed_inputs(wire: Any, cut: CutRequest | None, regions: NamedRegions) -> dict[str, Tensor]:
     """Returns inputs from their typed ``contents``, which may be cut out, and from regions."""
     inputs: dict[str, Tensor] = {}
     for index, tensor in enumerate(wire.inputs):
@@ -232,7 +214,8 @@ def _typed_inputs(wire: Any, cut: CutRequest | None, bindings: RegionBindings) -
                 f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model "
                 f"'{wire.model_name}'"
             )
-        inputs[name] = bindings.input(*part, name, tensor.datatype, tuple(tensor.shape))
+        inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), b"")
+        regions.inputs[name] = part
     if len(inputs) != len(wire.inputs):
         raise _duplicate(wire.id, "input", [tensor.name for tensor in wire.inputs])
     return inputs

@@ -17,12 +17,11 @@ from google.protobuf.message import DecodeError
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.recognition import RequestTemplate, Table
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, RegionPart
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.request_parameters import (
     EMPTY_FINAL,
     SHARED_MEMORY,
-    RegionPart,
     read_parameters,
     read_region,
 )

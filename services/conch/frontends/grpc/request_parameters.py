@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, Parameter
+from conch.core.request import InferenceRequest, Parameter, RegionPart
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -24,14 +24,6 @@ SHARED_MEMORY = {
     "shared_memory_byte_size": "int64_param",
 }
 """Parameters of a tensor in a region, with the kinds of their values."""
-
-
-class RegionPart(NamedTuple):
-    """A part of a shared-memory region that holds a tensor; in bytes."""
-
-    region: str
-    offset: int
-    byte_size: int
 
 
 def read_region(tensor: Any) -> RegionPart | None:

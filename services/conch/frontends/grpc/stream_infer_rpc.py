@@ -15,13 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.cold_models import ColdModelError, ColdWait
-from conch.core.errors import ConchError, UnavailableError
+from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
-from conch.core.server_state import ServerState
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Buffer
+from conch.door.door import Door
 from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import (
@@ -34,7 +34,6 @@ from conch.frontends.grpc.response_encoder import (
 from conch.frontends.grpc.rpc_calls import Metadata, StreamRpc
 from conch.frontends.grpc.wire_format import length_header
 from conch.frontends.load_reports import LoadReports, trailing
-from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
 _OK = 0
@@ -48,7 +47,7 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 class _Slot:
     """A request's slot in its stream; holds its messages until earlier ordered requests are done."""
 
-    __slots__ = ("done", "messages", "ordered", "request", "stream")
+    __slots__ = ("_admitted", "_waits", "done", "messages", "ordered", "request", "stream", "waited")
 
     def __init__(self, stream: InferStream) -> None:
         self.stream = stream
@@ -56,6 +55,29 @@ class _Slot:
         self.ordered = False
         self.messages: list[bytes] = []
         self.done = False
+        self.waited = False
+        self._admitted = False
+        self._waits = 0
+
+    def wait_began(self) -> None:
+        """See `WaitObserver`."""
+        with self.stream.lock:
+            self.waited = True
+            self._waits += 1
+
+    def wait_ended(self) -> None:
+        """See `WaitObserver`; reads the next message if the request was the last one read."""
+        with self.stream.lock:
+            self._waits -= 1
+            reads = self._admitted and not self._waits
+        if reads:
+            self.stream.call.read_next()
+
+    def admitted(self) -> bool:
+        """Notes that `Admission.admit` has returned; True if the request does not wait any more."""
+        with self.stream.lock:
+            self._admitted = True
+            return not self._waits
 
     @property
     def caller(self) -> StreamRpc:
@@ -70,18 +92,17 @@ class InferStream:
         self.call = call
         self._handler = handler
         self._real_errors = real_errors
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._open: set[_Slot] = set()
         self._ordered: deque[_Slot] = deque()
         self._complete = False  # no more requests are taken
         self._closing = (_OK, "")
         self.deadline_ns: int | None = None
-        self.waiting: ColdWait | None = None  # that of the newest message
 
     def on_message(self, message: Buffer | None) -> None:
         """Receives a request, or None at half-close."""
         if message is None:
-            with self._lock:
+            with self.lock:
                 # Also while draining: what comes is read in order, so no request was dropped.
                 self._complete, self._closing = True, (_OK, "")
                 finished = not self._open
@@ -89,7 +110,7 @@ class InferStream:
                 self._close(_OK, "")
             return
         slot = _Slot(self)
-        with self._lock:
+        with self.lock:
             if self._complete:
                 return  # draining: the stream closes with a status, and nothing more is read
             self._open.add(slot)
@@ -97,21 +118,18 @@ class InferStream:
 
     def on_cancel(self) -> None:
         """Cancels all requests in flight: the client has cancelled the call or disconnected."""
-        with self._lock:
+        with self.lock:
             requests = [slot.request for slot in self._open if slot.request is not None]
             for slot in self._open:
                 slot.request = None  # breaks a reference cycle
             self._open.clear()
             self._ordered.clear()
-            waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            waiting.cancel()
         for request in requests:
             self._handler.admission.cancel(request)
 
     def on_drain(self, status: int, details: str) -> None:
         """Takes no more requests; closes with the status when those in flight are done."""
-        with self._lock:
+        with self.lock:
             if self._complete:
                 return  # the client has ended the stream
             self._complete, self._closing = True, (status, details)
@@ -132,7 +150,7 @@ class InferStream:
             self.on_cancel()
             return
         # Writes under the lock, or two threads could swap their messages.
-        with self._lock:
+        with self.lock:
             if slot not in self._open:
                 return
             if message is not None:
@@ -151,7 +169,7 @@ class InferStream:
 
     def order(self, slot: _Slot) -> None:
         """Makes a request's responses wait for those of earlier ordered requests."""
-        with self._lock:
+        with self.lock:
             if slot in self._open and not slot.ordered:
                 slot.ordered = True
                 self._ordered.append(slot)
@@ -179,22 +197,21 @@ class StreamInferHandler:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         queue_inline: Callable[[InlineClaim], None],
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
         prepare: PrepareRequest | None = None,
         compression: str | None = None,
-        regions: Regions | None = None,
         reports: LoadReports | None = None,
     ) -> None:
-        self.admission = core.admission("grpc-stream")
+        self.admission = door.admission("grpc-stream")
         self._compression = compression
         self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
-        self._decode = RequestDecoder(regions)
+        self._decode = RequestDecoder()
         self._decoding = decoding
         self._prepare = prepare
         self.received = 0
@@ -227,56 +244,18 @@ class StreamInferHandler:
             slot.request = request
             if self._prepare is not None:
                 self._prepare(request, call, len(message))
-            model = self.admission.resolve(request)
-            if not model.spec.decoupled:
-                slot.stream.order(slot)
-            claim = self.admission.admit(request, polling, model, call, len(message))
+            claim = self.admission.admit(
+                request, polling, None, call, len(message), fit=_order, observer=slot
+            )
             if claim is not None:
                 self._queue_inline(claim)
-        except ColdModelError as cold:
-            self._wait(cold, call, slot, message, request, now_ns)
-            return
+            if slot.waited and not slot.admitted():
+                return  # the next message is read when the wait ends
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             # A local variable for the error would be in a reference cycle with its traceback.
             self._send_error(slot, request, self.admission.refuse(request, error, call, len(message), now_ns))
         # Last, so that requests are queued in order: another thread may handle the next message.
         call.read_next()
-
-    def _wait(
-        self,
-        cold: ColdModelError,
-        call: StreamRpc,
-        slot: _Slot,
-        message: Buffer,
-        request: InferenceRequest | None,
-        received_ns: int,
-    ) -> None:
-        """Handles a message again once its model is in memory; reads no other one before."""
-
-        def then(error: ConchError | None) -> None:
-            slot.stream.waiting = None
-            if error is None:
-                try:
-                    self._decoding.submit(self.submit, call, slot, message, False)
-                except RuntimeError:  # the pool is closed
-                    error = UnavailableError("Server exiting")
-            if error is not None:
-                refuse(error)
-
-        def refuse(error: ConchError) -> None:
-            refused = self.admission.refuse(request, error, call, len(message), received_ns)
-            self._send_error(slot, request, refused)
-            call.read_next()
-
-        slot.request = None  # the next one is another
-        priority = 0 if request is None else request.priority
-        wait = cold.wait(then, len(message), slot.stream.deadline_ns, priority, call.access)
-        slot.stream.waiting = wait
-        try:
-            wait.start()
-        except ConchError as error:
-            slot.stream.waiting = None
-            refuse(error)
 
     def _send_error(self, slot: _Slot, request: InferenceRequest | None, error: ConchError) -> None:
         """Sends the error of a request that no model has taken."""
@@ -298,6 +277,9 @@ class StreamInferHandler:
                 slot.stream.send(slot, None, final)
                 return
             error = None if response is None else response.error
+            if error is not None and request.model is None:
+                self._send_error(slot, request, error)
+                return
             parts = self._encoder.parts(request, None if error is not None else response)
             parts.append(_FINAL if final else _NOT_FINAL)
             if error is not None and error.retry_after_ms is not None:
@@ -314,6 +296,14 @@ class StreamInferHandler:
             self._send_error(slot, request, shown)
         except Exception as failure:  # boundary: outputs that user code has made
             self._send_error(slot, request, unsendable(request.model_name, response, failure))
+
+
+def _order(request: InferenceRequest, spec: ModelSpec) -> None:
+    """Keeps the responses of models that are not decoupled in the order of their requests."""
+    if not spec.decoupled:
+        slot = request.context
+        assert isinstance(slot, _Slot)
+        slot.stream.order(slot)
 
 
 def _size(part: Buffer) -> int:

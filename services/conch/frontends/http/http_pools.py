@@ -16,10 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from conch.core.cold_models import ColdModelError
+from conch.core.admission import Admission
 from conch.core.errors import CancelledError, UnavailableError
+from conch.core.servable import Servable
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
-from conch.frontends.thread_pool import OperationPools, ThreadPool
 from conch.frontends.yield_gil import on_yield
 
 _THREADS: Final = 16
@@ -170,12 +171,10 @@ class Pools:
     """The thread pools of the REST front end.
 
     Attributes:
-        operations: Run blocking operations.
         parsing: Parses and encodes large bodies.
     """
 
     def __init__(self) -> None:
-        self.operations = OperationPools("conch-http")
         self.parsing = ParsingPool()
 
     def close(self, left: Callable[[], float]) -> bool:
@@ -184,8 +183,7 @@ class Pools:
         Returns:
             True if all work ended.
         """
-        parsed = self.parsing.close(left())
-        return self.operations.close(left) and parsed
+        return self.parsing.close(left())
 
 
 async def result_of(begin: Callable[[], Future[T]]) -> T:
@@ -207,19 +205,19 @@ async def result_of(begin: Callable[[], Future[T]]) -> T:
         raise
 
 
-async def loaded(exchange: HttpExchange, cold: ColdModelError) -> None:
-    """Waits until the model of a request is in memory.
+async def loaded(exchange: HttpExchange, admission: Admission, name: str, version: str) -> Servable | None:
+    """The version for a request, once it is in memory; see `Admission.resolve_name`.
 
     Raises:
         ClientDisconnectError: The client has disconnected.
-        ConchError: The model can't be loaded, or the request can't wait.
+        ConchError: There is no such model, it can't be loaded, or the request can't wait.
     """
 
-    def begin() -> Future[None]:
+    def begin() -> Future[Servable | None]:
         if exchange.lost:
             raise ClientDisconnectError
-        future = cold.future(exchange.size, payer=exchange.access)
+        future = admission.loaded(name, version, exchange, exchange.size)
         exchange.on_disconnect = future.cancel
         return future
 
-    await result_of(begin)
+    return await result_of(begin)

@@ -18,17 +18,17 @@ from typing import Any
 
 from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import Roles
+from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.server_state import ServerState
 from conch.core.version_text import LABEL_PATTERN
+from conch.door.operation_table import ENDPOINTS, Endpoint, path_pattern
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
 from conch.frontends.load_reports import ASKED, LoadReports
-from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_pattern
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,15 @@ def respond_not_found(exchange: HttpExchange) -> None:
 class RefusalLog:
     """Logs inference requests that are refused before they are decoded."""
 
-    def __init__(self, core: ServerState, clock: Clock) -> None:
-        self._core = core
+    def __init__(self, admission: Admission, clock: Clock) -> None:
+        self._admission = admission
         self._clock = clock
 
     def add(self, exchange: HttpExchange, model: str, version: str, error: ConchError) -> None:
         """Logs a request with the model and version of its path; may add headers to the answer."""
-        if self._core.request_log is not None:
-            now = self._clock()
-            request = InferenceRequest(model, version, {}, _ignore_response, now)
-            self._core.request_log.refuse(request, error, "http", exchange, 0, now)
+        now = self._clock()
+        request = InferenceRequest(model, version, {}, _ignore_response, now)
+        self._admission.refuse(request, error, exchange, 0, now)
 
 
 def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from conch.access.access_guard import Access, AccessGuard, PortRules
 from conch.core.admission import ExitingError
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.process_setup import HTTP_SHARES, most_descriptors
-from conch.core.server_state import ServerState
+from conch.door.door import Door
+from conch.door.operation_table import INFER, path_pattern
 from conch.frontends.http.cors import CrossOriginInference
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
@@ -25,8 +27,6 @@ from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.load_reports import LoadReports
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.operation_table import INFER, path_pattern
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -69,20 +69,20 @@ class HttpFrontEnd:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         options: HttpOptions,
         thread: LoopThread,
-        services: Services,
         reports: LoadReports,
         clock: Clock = monotonic_ns,
         metrics: Handler | None = None,
         access: Access | None = None,
         fronts: ListeningFronts | None = None,
+        console_url: Callable[[], str] = str,
     ) -> None:
         self._fronts = fronts
         self._options = options
         self._providers = (*filter(None, [options.platform]), *options.further)
-        self._core = core
+        self._door = door
         platform = options.platform
         self._thread = thread
         # Headers are read as Latin-1.
@@ -97,13 +97,12 @@ class HttpFrontEnd:
         )
         guard = AccessGuard(access, "http", rules)
         self._pools = Pools()
-        self._admission = core.admission("http")
+        self._admission = door.admission("http")
         most_bytes = options.max_input_bytes
         infer = InferRoute(
-            core,
+            door,
             thread,
             self._pools.parsing,
-            services.regions,
             clock,
             most_bytes,
             options.header_forward_pattern,
@@ -111,13 +110,12 @@ class HttpFrontEnd:
         )
         routes = [
             route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
-            *api_routes(core, services, self._pools, most_bytes, clock, self._admission, guard),
+            *api_routes(door, self._pools, most_bytes, clock, self._admission, guard, console_url),
         ]
-        refusals = RefusalLog(core, clock)
+        refusals = RefusalLog(self._admission, clock)
         cors = CrossOriginInference(options.cors_origins) if options.cors_origins else None
         api = RestApi(
-            core,
-            services,
+            door,
             self._pools,
             self._rest,
             infer,
@@ -134,7 +132,7 @@ class HttpFrontEnd:
         for provider in reversed(options.further):
             api = replace(api, unmatched=provider.bind(api))
         self._table = RouteTable(
-            routes, guard, refusals, cors, api.unmatched, reports, labels=core.registry.labels
+            routes, guard, refusals, cors, api.unmatched, reports, labels=door.models.labels
         )
         self._handler: Handler = self._table if platform is None else platform.bind(api)
         self._listener: PortListener | None = None
@@ -145,7 +143,7 @@ class HttpFrontEnd:
     def check(self) -> None:
         """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""
         for provider in self._providers:
-            provider.check(self._core)
+            provider.check(self._door)
 
     def start(self) -> int:
         """Starts listening.

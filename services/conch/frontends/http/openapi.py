@@ -12,8 +12,8 @@ from typing import Any
 
 from conch.core.rollouts import ROLLOUT_ACTIONS
 from conch.core.version_text import LABEL_PATTERN
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
+from conch.door import operation_table as table
+from conch.door.operation_table import ENDPOINTS, Endpoint, path_variants
 
 _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "model": ("Name of the model, not percent-decoded.", {"type": "string", "pattern": "^[^/]+$"}),

@@ -21,14 +21,13 @@ if TYPE_CHECKING:  # settings name providers, and import little
     from conch.core.admission import Admission
     from conch.core.clock import Clock
     from conch.core.errors import ConchError
-    from conch.core.server_state import ServerState
+    from conch.door.door import Door
     from conch.frontends.http.cors import CrossOriginInference
     from conch.frontends.http.http_connection import Handler
     from conch.frontends.http.http_exchange import HttpExchange, Reply
     from conch.frontends.http.http_pools import Pools
     from conch.frontends.http.http_routing import RefusalLog
     from conch.frontends.http.infer.infer_route import InferRoute
-    from conch.frontends.operations.operation_handlers import Services
 
 Answering = Coroutine[Any, Any, None] | None
 """Result of a handler: the coroutine that responds; None if the handler responds by itself."""
@@ -39,8 +38,7 @@ class RestApi:
     """The REST routes of a port, as a provider uses them.
 
     Attributes:
-        core: The models and the state of the server.
-        services: The state that operations use besides.
+        door: The core.
         pools: Thread pools for slow work.
         rest: Answers a request by the table of all routes.
         infer: The infer route, for models whose identifiers are no paths.
@@ -55,8 +53,7 @@ class RestApi:
         unmatched: Answers paths that a further provider does not have: the next provider, or 404.
     """
 
-    core: ServerState
-    services: Services
+    door: Door
     pools: Pools
     rest: Handler
     infer: InferRoute
@@ -89,7 +86,7 @@ class RouteProvider(ABC):
 
     title: ClassVar[str]
 
-    def check(self, core: ServerState) -> None:  # most providers take any models
+    def check(self, door: Door) -> None:  # most providers take any models
         """Checks the loaded models at the start. Raises InvalidArgumentError: they can't be served there."""
 
     def refusal(self, path: str, error: ConchError) -> Reply | None:

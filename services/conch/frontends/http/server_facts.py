@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
-from conch.core.server_state import ServerState
+from conch.door import operation_table as table
+from conch.door.door import Door
+from conch.door.operation_handlers import ModelRequest
 from conch.frontends.http.routes import operation_json as json
-from conch.frontends.operations import operation_handlers as handlers
-from conch.frontends.operations.operation_handlers import ModelRequest, Services
+
+
+def _nothing() -> None:
+    """A request without fields."""
 
 
 def find_fact(
-    core: ServerState,
-    services: Services,
+    door: Door,
     metrics: Callable[[], str] | None,
     kind: str,
     name: str,
@@ -23,18 +26,18 @@ def find_fact(
     model = ModelRequest(name, version)
     match kind:
         case "live":
-            return core.alive
+            return door.alive
         case "ready":
-            return core.loaded  # not the models' own checks, which may ask this
+            return door.loaded  # not the models' own checks, which may ask this
         case "server":
-            return json.server_object(handlers.server_metadata(core, services, None))
+            return json.server_object(door.ask(table.SERVER_METADATA, _nothing).result())
         case "model":
-            return json.metadata_object(handlers.model_metadata(core, services, model))
+            return json.metadata_object(door.ask(table.MODEL_METADATA, lambda: model).result())
         case "statistics":
-            found = handlers.statistics(core, services, model)
+            found = door.ask(table.MODEL_STATISTICS, lambda: model).result()
             return {"model_stats": [json.statistics_object(each) for each in found]}
         case "index" | "ready_index":
-            entries = handlers.repository_index(core, services, kind == "ready_index")
+            entries = door.ask(table.REPOSITORY_INDEX, lambda: kind == "ready_index").result()
             return [json.entry_object(each) for each in entries]
         case "metrics":
             if metrics is None:

@@ -173,6 +173,6 @@ def test_a_request_without_any_inputs_has_no_place(harness: Harness) -> None:
 
     request = InferenceRequest("m", "", {}, lambda request, response, final: None, 0)
     with closing(Regions()) as regions:
-        uses = RegionBindings(regions, None)
+        uses = RegionBindings(regions)
         uses.attach(request)
         assert InPlaceOutputs(spec).places(request, ("OUT",), {}) is None

@@ -10,10 +10,10 @@ from tests.support.core import make_request
 
 from conch.access.access_guard import AccessGuard, PortRules
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.door.operation_table import ENDPOINTS
 from conch.frontends.access_policy import parse_restricted_protocols
 from conch.frontends.grpc.guarded_rpcs import guard_streams, guard_unary
 from conch.frontends.header_forwarding import HeaderForwarder
-from conch.frontends.operations.operation_table import ENDPOINTS
 from conch.protocol import inference_pb2
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +15,9 @@ from tests.support.profiles import scaled
 from tests.support.sharing import in_region, shared_object
 
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
+from conch.core.request import InferenceRequest, Responder
 from conch.frontends.grpc.request_decoder import RequestDecoder
+from conch.memory.region_bindings import bind_regions
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2 as pb
 
@@ -36,6 +38,26 @@ def regions() -> Iterator[Regions]:
         yield regions
 
 
+Decode = Callable[[bytes, Responder, int], InferenceRequest]
+
+
+def bound_to(regions: Regions) -> Decode:
+    """A decoder whose requests are bound to regions, as admission does."""
+    decoder = RequestDecoder()
+
+    def decode(message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+        request = decoder(message, responder, received_ns)
+        if request.named_regions is not None:
+            try:
+                bind_regions(regions, request)
+            except ConchError:
+                request.discard()
+                raise
+        return request
+
+    return decode
+
+
 def users(regions: Regions) -> int:
     return sum(region.users for region in regions.system_regions())
 
@@ -49,7 +71,7 @@ def message_of(*inputs: tuple[str, Any], raw: list[bytes] | None = None, **more:
     return message
 
 
-def outcome(decoder: RequestDecoder, regions: Regions, message: Any) -> Any:
+def outcome(decoder: Decode, regions: Regions, message: Any) -> Any:
     """Contents of a request, which is then given up."""
     try:
         request = decoder(message.SerializeToString(), Answers(), 0)
@@ -86,7 +108,7 @@ def test_no_part_reaches_beyond_its_region(
         in_region(message.outputs.add(name="o").parameters, *place)
     if custom:
         message.parameters["custom"].bool_param = True
-    decoder = RequestDecoder(regions)
+    decoder = bound_to(regions)
     first = outcome(decoder, regions, message)
     assert users(regions) == 0
     for _ in range(2):  # when it has been seen twice, it is recognised
@@ -108,7 +130,7 @@ def test_no_part_reaches_beyond_its_region(
 
 
 def test_a_request_that_is_seen_again_has_the_same_signature(regions: Regions) -> None:
-    decoder = RequestDecoder(regions)
+    decoder = bound_to(regions)
     message = message_of(("a", ("r", 4, 8)), ("b", None), raw=[b"1234"])
     in_region(message.outputs.add(name="o").parameters, "r", 4)
     signatures = set()
@@ -130,7 +152,7 @@ def test_a_request_that_is_seen_again_has_the_same_signature(regions: Regions) -
 
 
 def test_a_request_that_was_good_is_looked_at_again(regions: Regions) -> None:
-    decoder = RequestDecoder(regions)
+    decoder = bound_to(regions)
     with shared_object(64) as memory:
         message = message_of(("a", ("t", 4, 60))).SerializeToString()
         for size, error in ((64, None), (None, NotFoundError), (32, InvalidArgumentError), (64, None)):
@@ -147,7 +169,7 @@ def test_a_request_that_was_good_is_looked_at_again(regions: Regions) -> None:
 def test_an_empty_input_beside_one_in_a_region_needs_no_contents(regions: Regions) -> None:
     message = message_of(("a", ("r", 4)), ("b", None))
     message.inputs[1].shape[:] = [0]
-    decoder = RequestDecoder(regions)
+    decoder = bound_to(regions)
     for _ in range(2):
         request = decoder(message.SerializeToString(), Answers(), 0)
         assert request.inputs["b"].data == b""

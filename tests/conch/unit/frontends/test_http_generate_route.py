@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.support.core import make_spec
 from tests.support.raw_http import request as http_request
-from tests.support.rest import Agent, Rest, Wire, make_core, pools
+from tests.support.rest import Agent, Rest, Wire, door_to, make_core, pools
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
@@ -91,8 +91,9 @@ def core(model: Scripted) -> ServerState:
 
 
 @pytest.fixture
-def rest(core: ServerState, made: Pools) -> Rest:
-    return Rest(RouteTable(generate_routes(core, made, 1 << 20)))
+def rest(core: ServerState, made: Pools) -> Iterator[Rest]:
+    with door_to(core) as door:
+        yield Rest(RouteTable(generate_routes(door, made, 1 << 20)))
 
 
 def says(*values: int | ConchError | None) -> Script:
@@ -392,11 +393,12 @@ class Told:
 def test_requests_are_told_to_the_log(core: ServerState, made: Pools, model: Scripted) -> None:
     told = Told()
     core.request_log = told
-    rest = Rest(RouteTable(generate_routes(core, made, 1 << 20)))
-    model.script = says(1)
-    rest("POST", PATH, b'{"IN": 1}')
-    assert told.begun == [("http", 9)]
-    rest("POST", PATH, b"[]")
-    model.refusal = NotFoundError("no")
-    rest("POST", PATH, b"{}")
-    assert told.refused == [("m", "attempt to get members for non-object"), ("m", "no")]
+    with door_to(core) as door:
+        rest = Rest(RouteTable(generate_routes(door, made, 1 << 20)))
+        model.script = says(1)
+        rest("POST", PATH, b'{"IN": 1}')
+        assert told.begun == [("http", 9)]
+        rest("POST", PATH, b"[]")
+        model.refusal = NotFoundError("no")
+        rest("POST", PATH, b"{}")
+        assert told.refused == [("m", "attempt to get members for non-object"), ("m", "no")]

@@ -8,15 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import schemathesis
-from tests.support.rest import Agent, Rest, make_core, pools
+from tests.support.rest import Agent, Rest, door_to, make_core, pools
 
 from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes.api_routes import api_routes
-from conch.frontends.operations.operation_handlers import Services
-from conch.memory.regions import Regions
-from conch.observability.logging.log_settings import LogControl, LogOptions
-from conch.observability.tracing.trace_settings import TraceSettings
 
 DOCUMENT = document("1.2.3")
 METHODS = ("get", "post", "put", "delete")
@@ -27,9 +23,8 @@ INFER = route("/v2/models/[^/]+(?:/versions/[0-9]+)?/infer", ["POST"], "inferenc
 
 @pytest.fixture
 def routes() -> Iterator[list[Route]]:
-    services = Services(Regions(), LogControl(LogOptions(), None), TraceSettings())
-    with pools() as made:
-        yield [*api_routes(make_core(Agent()), services, made), INFER]
+    with pools() as made, door_to(make_core(Agent())) as door:
+        yield [*api_routes(door, made), INFER]
 
 
 def example(path: str) -> str:

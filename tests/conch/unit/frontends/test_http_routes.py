@@ -7,7 +7,7 @@ import base64
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.support.cases.http_cases import OWN_REFUSED, REFUSED
 from tests.support.core import make_spec
 from tests.support.log_defaults import LOG_SETTINGS
 from tests.support.raw_http import head
-from tests.support.rest import Agent, Rest, Wire, make_core, pools
+from tests.support.rest import Agent, Rest, Wire, door_to, make_core, pools
 from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import ConchError, FailedPreconditionError, InternalError, UnavailableError
@@ -26,6 +26,9 @@ from conch.core.model_control import IndexEntry
 from conch.core.model_statistics import ModelStatistics
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
+from conch.door.local_door import LocalDoor
+from conch.door.operation_handlers import Services
+from conch.door.operation_table import REPOSITORY_INDEX
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RouteTable
 from conch.frontends.http.routes.api_routes import api_routes
@@ -37,8 +40,6 @@ from conch.frontends.http.routes.operation_json import (
     system_registration,
     trace_changes,
 )
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.operation_table import RunsOn
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
@@ -74,6 +75,7 @@ class Site:
     """Routes over a core."""
 
     core: ServerState
+    door: LocalDoor
     agent: Agent
     applied: list[LogOptions]
     rest: Rest
@@ -86,11 +88,13 @@ def made() -> Iterator[Pools]:
 
 
 @pytest.fixture
-def site(made: Pools) -> Site:
-    return site_of(made)
+def site(made: Pools) -> Iterator[Site]:
+    with site_of(made) as site:
+        yield site
 
 
-def site_of(made: Pools, **core: Any) -> Site:
+@contextmanager
+def site_of(made: Pools, **core: Any) -> Iterator[Site]:
     agent = Agent()
     config = {"name": "m", "dims": [2**40]}
     models = [Stand(replace(make_spec(4, version=version), config=config)) for version in (1, 3)]
@@ -98,7 +102,8 @@ def site_of(made: Pools, **core: Any) -> Site:
     built = make_core(agent, *models, **core)
     applied: list[LogOptions] = []
     services = Services(Regions(), LogControl(LogOptions(), applied.append), TraceSettings())
-    return Site(built, agent, applied, Rest(RouteTable(api_routes(built, services, made, MOST))))
+    with door_to(built, services) as door:
+        yield Site(built, door, agent, applied, Rest(RouteTable(api_routes(door, made, MOST))))
 
 
 def test_health(site: Site, made: Pools) -> None:
@@ -112,7 +117,8 @@ def test_health(site: Site, made: Pools) -> None:
     for path in ("/v2/models/none/ready", "/v2/models/m/versions/2/ready"):
         assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
     assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
-    assert site_of(made, ready=lambda: False).rest("GET", "/v2/health/ready") == (400, None)
+    with site_of(made, ready=lambda: False) as other:
+        assert other.rest("GET", "/v2/health/ready") == (400, None)
 
 
 def test_the_page_for_people_links_what_there_is(site: Site) -> None:
@@ -122,7 +128,7 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
     links = re.findall('href="([^"]*)"', page)
     assert {"/v2/health/live", "/v2/health/ready", "/v2", "/openapi.json"} < set(links)
     assert {"/v2/models/m/versions/1/config", "/v2/models/a/versions/1"} < set(links)
-    routes = api_routes(site.core, Services(Regions(), None, None), None)  # type: ignore[arg-type]
+    routes = api_routes(site.door, None)  # type: ignore[arg-type]
     for link in links:
         assert link.startswith("https://") or any(each.pattern.fullmatch(link) for each in routes), link
     for link in links:
@@ -340,7 +346,7 @@ def test_an_index_that_hangs_holds_up_nothing_but_indexes(site: Site) -> None:
     assert asyncio.run(talk()) == [200] * 6
 
 
-def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pools) -> None:
+def test_what_waits_when_the_pools_are_closed_is_answered(site: Site) -> None:
     go = threading.Event()
     site.agent.hold = lambda: go.wait(PATIENCE_S)
 
@@ -350,7 +356,7 @@ def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pool
         ]
         while len(site.agent.asked) < 32:
             await asyncio.sleep(0)
-        assert not made.close(lambda: 0.0)
+        assert not site.door.close(lambda: 0.0)
         late = await site.rest.send("POST", "/v2/repository/models/m/load")
         go.set()
         return sorted([late.status_code, *[(await load).status_code for load in loads]])
@@ -385,35 +391,38 @@ def test_what_is_switched_off_is_refused_before_its_body_is_read(
         raise UnavailableError("not allowed here")
 
     services = Services(Regions(allowed=False), LogControl(LogOptions(), None), TraceSettings(), refuse)
-    routes = RouteTable(api_routes(make_core(Agent()), services, made))
+    with door_to(make_core(Agent()), services) as door:
+        routes = RouteTable(api_routes(door, made))
 
-    async def answer() -> bytes:
-        wire = Wire(routes)
-        wire.send(head("POST", path, "Content-Length: 9999", "Expect: 100-continue"))
-        await wire.ended()
-        return b"".join(wire.written)
+        async def answer() -> bytes:
+            wire = Wire(routes)
+            wire.send(head("POST", path, "Content-Length: 9999", "Expect: 100-continue"))
+            await wire.ended()
+            return b"".join(wire.written)
 
-    answered = asyncio.run(answer())
+        answered = asyncio.run(answer())
     assert answered.startswith(b"HTTP/1.1 %d " % status), "the body is not asked for"
     assert text.encode() in answered
 
 
 def test_settings_take_kilobytes(made: Pools) -> None:
-    services = Services(Regions(), LogControl(LogOptions(), None), TraceSettings())
-    rest = Rest(RouteTable(api_routes(make_core(Agent()), services, made)))
-    for path in (
-        "/v2/repository/index",
-        "/v2/repository/models/m/unload",
-        "/v2/logging",
-        "/v2/trace/setting",
-        "/v2/systemsharedmemory/region/r/register",
-        "/v2/cudasharedmemory/region/r/register",
-    ):
-        text = "request JSON size of 8193 bytes exceeds the maximum allowed input size of 8192 bytes. This "
-        text += "path takes no more."
-        assert rest("POST", path, b" " * 8191 + b"{}") == (400, {"error": text}), path
-        assert "8192" not in str(rest("POST", path, b" " * 8190 + b"{}")), path
-    assert rest("POST", "/v2/repository/models/m/load", b" " * 20000 + b"{}") == (200, None)
+    with door_to(make_core(Agent())) as door:
+        rest = Rest(RouteTable(api_routes(door, made)))
+        for path in (
+            "/v2/repository/index",
+            "/v2/repository/models/m/unload",
+            "/v2/logging",
+            "/v2/trace/setting",
+            "/v2/systemsharedmemory/region/r/register",
+            "/v2/cudasharedmemory/region/r/register",
+        ):
+            text = (
+                "request JSON size of 8193 bytes exceeds the maximum allowed input size of 8192 bytes. This "
+            )
+            text += "path takes no more."
+            assert rest("POST", path, b" " * 8191 + b"{}") == (400, {"error": text}), path
+            assert "8192" not in str(rest("POST", path, b" " * 8190 + b"{}")), path
+        assert rest("POST", "/v2/repository/models/m/load", b" " * 20000 + b"{}") == (200, None)
 
 
 def test_deep_bodies_do_no_harm(site: Site) -> None:
@@ -525,27 +534,27 @@ def test_trace_settings_of_an_unknown_model(site: Site) -> None:
     assert site.rest("GET", "/v2/models/m/versions/1/trace/setting")[0] == 404
 
 
-def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long(made: Pools) -> None:
+def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long() -> None:
     go, begun = threading.Event(), threading.Event()
 
-    def hang() -> None:
+    def hang() -> bool:
         begun.set()
         go.wait(PATIENCE_S)
+        return False
 
-    future = made.operations[RunsOn.REPOSITORY].submit(hang)
-    begun.wait(PATIENCE_S)
-    assert not made.close(lambda: 0.0)
-    assert future.running()
-    go.set()
-    assert made.close(lambda: PATIENCE_S)
+    with door_to(make_core(Agent())) as door:
+        future = door.ask(REPOSITORY_INDEX, hang)
+        begun.wait(PATIENCE_S)
+        assert not door.close(lambda: 0.0)
+        assert not future.done()
+        go.set()
+        assert door.close(lambda: PATIENCE_S)
 
 
 def test_a_front_end_that_stops_counts_what_it_refuses_to_generate() -> None:
-    core = make_core(Agent())
-    admission = core.admission("http")
-    with pools() as made, closing(Regions()) as regions:
-        services = Services(regions, LogControl(LogOptions(), None), TraceSettings())
-        rest = Rest(RouteTable(api_routes(core, services, made, MOST, admission=admission)))
+    with pools() as made, door_to(make_core(Agent())) as door:
+        admission = door.admission("http")
+        rest = Rest(RouteTable(api_routes(door, made, MOST, admission=admission)))
         admission.close()
         for number, path in enumerate(("generate", "generate_stream"), 1):
             answer = asyncio.run(rest.send("POST", f"/v2/models/m/{path}", b"{}"))

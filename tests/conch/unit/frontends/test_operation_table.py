@@ -6,25 +6,16 @@ import re
 from typing import Any
 
 import pytest
-from tests.support.rest import Agent, make_core, pools
+from tests.support.rest import Agent, door_to, make_core, pools
 
 from conch.access.access_guard import UNGUARDED
+from conch.door import operation_table as table
+from conch.door.operation_table import ENDPOINTS, Operation, RunsOn
 from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes.api_routes import api_routes
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.operation_table import ENDPOINTS, Operation, RunsOn
-from conch.frontends.thread_pool import OperationPools
-from conch.memory.regions import Regions
-from conch.observability.logging.log_settings import LogControl, LogOptions
-from conch.observability.tracing.trace_settings import TraceSettings
 
 OPERATIONS: list[Operation[Any, Any]] = [each for each in ENDPOINTS if isinstance(each, Operation)]
-
-
-def services() -> Services:
-    return Services(Regions(), LogControl(LogOptions(), None), TraceSettings())
 
 
 def test_every_constant_is_listed_once() -> None:
@@ -60,13 +51,14 @@ def test_operations_that_mutate_are_not_got_and_only_blocking_ones_leave_the_thr
 
 
 def test_grpc_handles_every_operation_with_an_rpc() -> None:
-    handlers = operation_handlers(make_core(Agent()), services(), OperationPools("test-table"), UNGUARDED)
+    with door_to(make_core(Agent())) as door:
+        handlers = operation_handlers(door, UNGUARDED)
     assert sorted(handlers) == sorted(each.grpc_method for each in OPERATIONS if each.rpc)
 
 
 def test_rest_routes_and_documents_every_path() -> None:
-    with pools() as made:
-        routes = api_routes(make_core(Agent()), services(), made)
+    with pools() as made, door_to(make_core(Agent())) as door:
+        routes = api_routes(door, made)
     patterns = {route.pattern.pattern: (set(route.methods), route.category) for route in routes}
     paths = document("1")["paths"]
     for endpoint in ENDPOINTS:

@@ -15,14 +15,12 @@ from tests.support.profiles import scaled
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc._utils import _get_inference_request
 
-from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Array, decode_bytes
 from conch.frontends.grpc import request_decoder, request_layouts
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.wire_format import length_header
-from conch.memory.region_bindings import RegionBindings
-from conch.memory.regions import Regions
 from conch.protocol import inference_pb2 as pb
 
 Request = pb.ModelInferRequest
@@ -198,18 +196,6 @@ RESERVED = (
                 id=f"{key}-type",
             )
             for key in ("shared_memory_offset", "shared_memory_byte_size")
-        ),
-        pytest.param(
-            with_region(shared_memory_region=REGION, shared_memory_byte_size=SIZE),
-            NotFoundError,
-            "Unable to find shared memory region: 'region'",
-            id="unknown-region",
-        ),
-        pytest.param(
-            with_output(shared_memory_region=REGION, shared_memory_byte_size=SIZE),
-            NotFoundError,
-            "Unable to find shared memory region: 'region'",
-            id="unknown-region-of-an-output",
         ),
         pytest.param(
             with_output(classification=Value(string_param="1")),
@@ -395,7 +381,7 @@ ENOUGH = 3
 
 def parse_all(message: bytes, responder: Answers, received_ns: int) -> InferenceRequest:
     """Reads a request without remembering anything."""
-    return request_decoder.parse_request(message, responder, received_ns, RegionBindings(Regions()))
+    return request_decoder.parse_request(message, responder, received_ns)
 
 
 def outcome(decoder: Callable[[bytes, Answers, int], InferenceRequest], message: bytes) -> object:

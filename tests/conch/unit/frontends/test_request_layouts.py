@@ -20,8 +20,6 @@ from conch.core.request import InferenceRequest
 from conch.frontends.grpc import request_decoder, request_layouts
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.wire_format import length_header
-from conch.memory.region_bindings import RegionBindings
-from conch.memory.regions import Regions
 from conch.protocol import inference_pb2 as pb
 
 Request = pb.ModelInferRequest
@@ -35,7 +33,7 @@ ENOUGH = 3
 
 def parse_all(message: bytes, responder: Any, received_ns: int) -> InferenceRequest:
     """Reads a request without remembering anything."""
-    return request_decoder.parse_request(message, responder, received_ns, RegionBindings(Regions()))
+    return request_decoder.parse_request(message, responder, received_ns)
 
 
 def outcome(decoder: Decoder, message: bytes) -> object:

@@ -12,7 +12,7 @@ from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
 from conch.core.errors import ResourceExhaustedError
-from conch.frontends.thread_pool import QueueBounds, ThreadPool
+from conch.door.thread_pool import QueueBounds, ThreadPool
 
 
 def named(name: str) -> list[threading.Thread]:
@@ -40,7 +40,7 @@ def test_an_idle_thread_takes_the_next_work(monkeypatch: pytest.MonkeyPatch) -> 
             return super().wait_for(predicate, timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr("conch.frontends.thread_pool.threading.Condition", Condition)
+        patch.setattr("conch.door.thread_pool.threading.Condition", Condition)
         pool = ThreadPool(4, "pool-idle")
     for text in ["0"] * 100 + ["x"]:
         number = pool.submit(int, text)

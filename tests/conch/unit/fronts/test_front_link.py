@@ -13,9 +13,9 @@ from tests.support.servers import eventually
 from tests.support.workers import request_of
 
 from conch.core.clock import monotonic_ns
+from conch.door.operation_table import INFER
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
 from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader

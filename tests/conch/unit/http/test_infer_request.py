@@ -21,7 +21,6 @@ from conch.frontends.http.infer.infer_response import BinaryOutputs, failure, wr
 from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
-from conch.memory.regions import Regions
 
 MOST = 1 << 26
 
@@ -44,7 +43,7 @@ def nobody(request: InferenceRequest, response: InferenceResponse | None, final:
 def decode(
     body: bytes, head: int | None = None, decoder: RequestDecoder | None = None
 ) -> tuple[InferenceRequest, BinaryOutputs]:
-    decoder = decoder or RequestDecoder(MOST, Regions())
+    decoder = decoder or RequestDecoder(MOST)
     return decoder(("m", ""), memoryview(body), head, nobody, 0)
 
 
@@ -112,7 +111,7 @@ def test_no_bytes_do_harm(body: bytes, head: int | None) -> None:
 
 
 def test_binary_tensors_are_views_and_repeat() -> None:
-    decoder = RequestDecoder(MOST, Regions())
+    decoder = RequestDecoder(MOST)
     text = json.dumps(binary(parameters={"priority": 2, "x": 1.5, "binary_data_output": True})).encode()
     signatures = []
     for _ in range(3):
@@ -128,7 +127,7 @@ def test_binary_tensors_are_views_and_repeat() -> None:
 
 @pytest.mark.parametrize("cut", [1, 4, 8])
 def test_sizes_must_add_up_also_where_the_json_is_known(cut: int) -> None:
-    decoder = RequestDecoder(MOST, Regions())
+    decoder = RequestDecoder(MOST)
     text = json.dumps(binary()).encode()
     decode(text + bytes(8), len(text), decoder)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -141,7 +140,7 @@ def test_sizes_must_add_up_also_where_the_json_is_known(cut: int) -> None:
 
 
 def test_requests_of_sequences_are_not_mixed_up() -> None:
-    decoder = RequestDecoder(MOST, Regions())
+    decoder = RequestDecoder(MOST)
     for number in (5, 6, 5):
         text = json.dumps(binary(parameters={"sequence_id": number, "sequence_start": True})).encode()
         request, _ = decode(text + bytes(8), len(text), decoder)

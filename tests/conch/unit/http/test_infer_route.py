@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from tests.support.core import WAIT_S, make_spec
 from tests.support.raw_http import request as http_request
-from tests.support.rest import Agent, Wire, make_core
+from tests.support.rest import Agent, Wire, door_to, make_core
 from tests.support.servers import eventually
 from tests.support.sharing import SharedObject, shared_object
 
@@ -21,10 +22,14 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
+from conch.door.operation_handlers import Services
 from conch.frontends.http.http_exchange import ExchangeHooks, HttpExchange, Reply
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_route import InferCall, InferRoute
+from conch.memory.region_bindings import bind_regions
 from conch.memory.regions import Regions
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 SIZE = 3 << 20
 
@@ -89,6 +94,10 @@ def in_region(name: str, size: int) -> dict[str, Any]:
     return {"name": name, "datatype": "INT32", "shape": [size // 4], "parameters": parameters}
 
 
+def services(regions: Regions) -> Services:
+    return Services(regions, LogControl(LogOptions(), None), TraceSettings())
+
+
 @pytest.mark.parametrize(
     ("size", "outputs", "thread"),
     [(4096, [], "loop"), (2 << 20, [], "worker"), (4096, [in_region("OUT", 2 << 20)], "worker")],
@@ -101,9 +110,14 @@ def test_large_parts_of_regions_are_not_for_the_loop(
     body = json.dumps({"inputs": [in_region("IN", size)], "outputs": outputs}).encode()
     with closing(Regions()) as regions:
         regions.register_system("r", memory.key, 0, SIZE)
-        with ParsingPool("worker") as workers:
-            core = make_core(Agent(), model)
-            route = InferRoute(core, SimpleNamespace(loop=LOOP), workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
+        with ParsingPool("worker") as workers, ExitStack() as stack:
+            door = stack.enter_context(
+                door_to(
+                    make_core(Agent(), model, bind=partial(bind_regions, regions)),
+                    services(regions),
+                )
+            )
+            route = InferRoute(door, SimpleNamespace(loop=LOOP), workers, lambda: 0, SIZE)  # type: ignore[arg-type]
             threading.current_thread().name, name = "loop", threading.current_thread().name
             try:
                 asked = Asked(route, body, model.spec.name)
@@ -119,10 +133,11 @@ def test_large_parts_of_regions_are_not_for_the_loop(
 @pytest.fixture
 def route() -> Iterator[InferRoute]:
     with closing(Regions()) as regions, ParsingPool("worker") as workers:
-        core = make_core(Agent(), Recording())
+        core = make_core(Agent(), Recording(), bind=partial(bind_regions, regions))
         core.registry.add_namespaces("/a")
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]
-        yield InferRoute(core, SimpleNamespace(loop=LOOP), workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
+        with door_to(core, services(regions)) as door:
+            yield InferRoute(door, SimpleNamespace(loop=LOOP), workers, lambda: 0, SIZE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

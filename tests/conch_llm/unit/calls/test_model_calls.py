@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.core import WAIT_S, make_model, make_spec
-from tests.support.rest import Agent, make_core
+from tests.support.rest import Agent, door_to, make_core
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError, UnavailableError
@@ -55,7 +55,9 @@ def run(model: Model, use: Callable[[ModelCalls], Awaitable[Any]]) -> Any:
     core = make_core(Agent(), model)
 
     async def used() -> Any:
-        return await asyncio.wait_for(use(ModelCalls(core, core.admission("http"), monotonic_ns)), WAIT_S)
+        with door_to(core) as door:
+            calls = ModelCalls(door, door.admission("http"), monotonic_ns)
+            return await asyncio.wait_for(use(calls), WAIT_S)
 
     try:
         return asyncio.run(used())
@@ -123,8 +125,9 @@ def test_a_call_of_a_routed_model_goes_where_its_headers_say() -> None:
     core.registry.set_route("m", Route(1, 2))
 
     async def use(headers: Mapping[str, str]) -> str:
-        calls = ModelCalls(core, core.admission("http"), monotonic_ns)
-        deltas = await all_of(calls.generate(stable, asked("a"), Caller(headers)))
+        with door_to(core) as door:
+            calls = ModelCalls(door, door.admission("http"), monotonic_ns)
+            deltas = await all_of(calls.generate(stable, asked("a"), Caller(headers)))
         return "".join(delta.text for delta in deltas)
 
     try:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conch.core.clock import Clock
+from conch.door.thread_pool import ThreadPool
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
-from conch.frontends.thread_pool import ThreadPool
 from conch.ipc.loop import IoLoop
 
 # Beside those of HTTP/2.

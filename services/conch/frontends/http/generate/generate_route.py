@@ -13,13 +13,15 @@ import orjson
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.response_errors import unsendable, wrong_parameter
 from conch.core.servable import Servable
-from conch.core.server_state import ServerState
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor, decode_bytes
+from conch.door import operation_table as table
+from conch.door.door import Door
+from conch.door.operation_table import path_pattern
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, loaded
@@ -27,8 +29,6 @@ from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.operation_table import path_pattern
 from conch.frontends.unread_bytes import UnreadBytes
 
 _COMMENT = b":\n\n"
@@ -46,7 +46,7 @@ _NOT_ONE = (
 
 
 def generate_routes(
-    core: ServerState,
+    door: Door,
     pools: Pools,
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
@@ -55,13 +55,13 @@ def generate_routes(
     """Returns the routes.
 
     Args:
-        core: The server core.
+        door: The core.
         pools: Pools for large bodies.
         most_bytes: Limit of a body, and of its tensors together.
         clock: Monotonic time in nanoseconds.
         admission: Admission of the front end; None for a new one.
     """
-    submit = Submission(core, pools, most_bytes, clock, admission or core.admission("http"))
+    submit = Submission(door, pools, most_bytes, clock, admission or door.admission("http"))
 
     async def generate(exchange: HttpExchange, model: str, version: str) -> Reply:
         call = await submit(exchange, model, version)
@@ -91,12 +91,14 @@ class Item(NamedTuple):
         status: HTTP status.
         final: True for the last response.
         retry_after_ms: Milliseconds after which to retry, for an error that has such a time.
+        refused: The error if no model has taken the request.
     """
 
     body: bytes | None
     status: int
     final: bool
     retry_after_ms: int | None = None
+    refused: ConchError | None = None
 
 
 class GenerateCall:
@@ -146,9 +148,10 @@ class GenerateCall:
 def _item(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item:
     if response is None:
         return Item(None, 200, final)
-    if response.error is not None:
-        return _failure(response.error, final)
     model = request.model
+    if response.error is not None:
+        failure = _failure(response.error, final)
+        return failure if model is not None else failure._replace(refused=response.error)
     assert model is not None, "only a request that has been submitted is answered"
     return Item(answer_object(model.spec.name, model.version_text, request.id, response), 200, final)
 
@@ -160,10 +163,8 @@ def _failure(error: ConchError, final: bool) -> Item:
 class Submission:
     """Decodes and submits generate requests; for the arguments see `generate_routes`."""
 
-    def __init__(
-        self, core: ServerState, pools: Pools, most_bytes: int, clock: Clock, admission: Admission
-    ) -> None:
-        self._core = core
+    def __init__(self, door: Door, pools: Pools, most_bytes: int, clock: Clock, admission: Admission) -> None:
+        self._door = door
         self._pools = pools
         self._most_bytes = most_bytes
         self._clock = clock
@@ -176,29 +177,18 @@ class Submission:
         received = _GenerateBody(name, version, self._clock())
         try:
             self._admission.check_open()
-            self._core.check_running()
-            try:
-                model = self._admission.resolve_name(name, version)
-            except ColdModelError as cold:
-                model = await self._loaded(cold, exchange, received)
+            self._door.check_running()
+            model = await loaded(exchange, self._admission, name, version)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)
             call = GenerateCall(self._admission, self._mailbox_of(asyncio.get_running_loop()))
             exchange.on_disconnect = call.end
             try:
-                while True:
-                    try:
-                        try:
-                            self._submit(received, call, model, exchange, True)
-                        except SlowTextError:
-                            await parsed(
-                                exchange, self._pools, self._submit, received, call, model, exchange, False
-                            )
-                        break
-                    except ColdModelError as cold:  # evicted since the headers came
-                        model = await self._loaded(cold, exchange, received)
-                        exchange.on_disconnect = call.end
+                try:
+                    self._submit(received, call, model, exchange, True)
+                except SlowTextError:
+                    await parsed(exchange, self._pools, self._submit, received, call, model, exchange, False)
             except BaseException:  # raised again
                 call.end()
                 raise
@@ -209,21 +199,6 @@ class Submission:
             self._admission.refuse(refused, error, exchange, len(received.body), received.received_ns)
             raise
         return call
-
-    async def _loaded(
-        self, cold: ColdModelError, exchange: HttpExchange, received: _GenerateBody
-    ) -> Servable | None:
-        """The model of a request once it is in memory; see `Admission.resolve_name`.
-
-        Raises:
-            ConchError: It can't be loaded.
-        """
-        while True:
-            await loaded(exchange, cold)
-            try:
-                return self._admission.resolve_name(received.name, received.version)
-            except ColdModelError as again:
-                cold = again
 
     def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         """The mailbox of the port's event loop, which is known from the first request on."""
@@ -239,20 +214,16 @@ class Submission:
         exchange: HttpExchange,
         quick: bool,
     ) -> None:
-        # All versions of a route have the same inputs.
-        spec = (model or self._core.model(received.name, received.version)).spec
-        mapped = map_request(parse_document(received.body, quick), spec, self._most_bytes)
+        def fit(request: InferenceRequest, spec: ModelSpec) -> None:
+            mapped = map_request(parse_document(received.body, quick), spec, self._most_bytes)
+            request.inputs, request.id = mapped.inputs, mapped.id
+            request.parameters = mapped.parameters or None
+
         request = received.request = InferenceRequest(
-            received.name,
-            received.version,
-            mapped.inputs,
-            call.respond,
-            received.received_ns,
-            mapped.id,
-            parameters=mapped.parameters or None,
+            received.name, received.version, {}, call.respond, received.received_ns
         )
         call.begin(request, exchange)
-        self._admission.admit(request, False, model, exchange, len(received.body))
+        self._admission.admit(request, False, model, exchange, len(received.body), fit=fit)
 
 
 @dataclass(slots=True)
@@ -296,6 +267,8 @@ async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
     items = await responses.take_all()
     if items is None:
         raise ClientDisconnectError
+    if items[0].refused is not None:
+        raise items[0].refused
     exchange.begin_response(items[0].status, [_EVENTS, *retry_after(items[0].retry_after_ms)], _COMMENT)
     final = False
     while items is not None and not final:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.recognition import RequestTemplate, Table
-from conch.core.request import InferenceRequest, Parameter, Responder
+from conch.core.request import InferenceRequest, NamedRegions, Parameter, RegionPart, Responder
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
@@ -19,8 +19,6 @@ from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext import json_values as access
 from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, load
 from conch.frontends.http.jsontext.json_values import JsonAccessError, parsed, parsed_member
-from conch.memory.region_bindings import RegionBindings
-from conch.memory.regions import Regions
 
 QUICK_BODY = 1 << 20
 """Bytes of a body, or used in regions, that an event loop may copy."""
@@ -133,6 +131,13 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
         )
 
 
+class LargeRegionsError(Exception):
+    """A request uses more bytes of regions than the decoding thread has time for.
+
+    Some are copied, and caches hash all of them.
+    """
+
+
 class _Template(RequestTemplate):
     """Parts that HTTP requests with equal JSON share.
 
@@ -157,12 +162,10 @@ class RequestDecoder:
 
     Args:
         most_bytes: Largest tensor taken as JSON.
-        regions: The shared memory of clients; None for none.
     """
 
-    def __init__(self, most_bytes: int, regions: Regions | None = None) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._regions = regions or Regions()
         self._templates: Table[bytes, _Template] = Table()
 
     def __call__(
@@ -190,7 +193,7 @@ class RequestDecoder:
 
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
-            LargeBindingsError: It uses more than `most_used`.
+            LargeRegionsError: It uses more than `most_used`.
             SlowTextError: Its JSON would take long, with `most_used` given.
         """
         length = len(body) if head is None else head
@@ -221,42 +224,35 @@ class RequestDecoder:
             return request, template.wanted
         request = InferenceRequest(*model, {}, responder, now_ns)
         wanted = BinaryOutputs(False, {})
-        try:
-            document = load(text, quick=most_used is not None)
-            inputs = None
-            if isinstance(document, dict):
-                inputs = document.get("inputs")
-                if "id" in document:
-                    request.id = parsed(access.text, document["id"], "id")
-                if "parameters" in document:
-                    wanted.binary = read_parameters(request, document["parameters"])
-            if type(inputs) is not list:
-                inputs = parsed_member(access.elements, document, "inputs")
-            sizes = self._read_inputs(request, inputs, None if head is None else body[head:], most_used)
-            if "outputs" in document:
-                self._read_outputs(request, document["outputs"], wanted, most_used)
-        except BaseException:  # raised again
-            request.discard()
-            raise
-        all_binary = request.region_bindings is None and len(sizes) == len(inputs)
+        document = load(text, quick=most_used is not None)
+        inputs = None
+        if isinstance(document, dict):
+            inputs = document.get("inputs")
+            if "id" in document:
+                request.id = parsed(access.text, document["id"], "id")
+            if "parameters" in document:
+                wanted.binary = read_parameters(request, document["parameters"])
+        if type(inputs) is not list:
+            inputs = parsed_member(access.elements, document, "inputs")
+        sizes = self._read_inputs(request, inputs, None if head is None else body[head:])
+        if "outputs" in document:
+            self._read_outputs(request, document["outputs"], wanted)
+        regions = request.named_regions
+        if regions is not None and most_used is not None:
+            parts = *regions.inputs.values(), *regions.outputs.values()
+            if sum(part.byte_size for part in parts) > most_used:
+                raise LargeRegionsError
+        all_binary = regions is None and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
         if key is not None and simple and all_binary:
             self._templates.keep(key, _Template(request, sizes, wanted))
         return request, wanted
-
-    def _bindings(self, request: InferenceRequest, most_used: int | None) -> RegionBindings:
-        """Returns the region bindings of a request, which `request.discard` releases."""
-        if request.region_bindings is None:
-            request.region_bindings = RegionBindings(self._regions, most_used)
-        assert isinstance(request.region_bindings, RegionBindings)
-        return request.region_bindings
 
     def _read_inputs(
         self,
         request: InferenceRequest,
         inputs: list[Any],
         tensors: memoryview | None,
-        most_used: int | None,
     ) -> list[int]:
         """Reads the inputs; returns the sizes of the binary ones."""
         position = 0
@@ -296,8 +292,8 @@ class RequestDecoder:
                     sizes.append(size)
                 else:
                     # `_region` names the field itself.
-                    bindings = self._bindings(request, most_used)
-                    tensor = bindings.input(*_region(parameters), name, datatype, shape)
+                    _regions_of(request).inputs[name] = _region(parameters)
+                    tensor = Tensor(name, datatype, shape, b"")
             except (JsonAccessError, KeyError) as error:
                 raise _wrong_field(error, given, field, name) from None
             if name in request.inputs:
@@ -310,9 +306,7 @@ class RequestDecoder:
             )
         return sizes
 
-    def _read_outputs(
-        self, request: InferenceRequest, given: Any, wanted: BinaryOutputs, most_used: int | None
-    ) -> None:
+    def _read_outputs(self, request: InferenceRequest, given: Any, wanted: BinaryOutputs) -> None:
         """Reads the requested outputs."""
         outputs = parsed(access.elements, given, "outputs")
         if not outputs:
@@ -346,7 +340,7 @@ class RequestDecoder:
                     )
                 wanted.named[name] = True
             if lies:
-                self._bindings(request, most_used).output(*_region(parameters), name)
+                _regions_of(request).outputs[name] = _region(parameters)
         request.requested = tuple(names)
 
 
@@ -410,14 +404,20 @@ def _of_input(given: Any) -> str:
     return f", for input '{access.text(name)}'" if isinstance(name, str) else ""
 
 
-def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
+def _regions_of(request: InferenceRequest) -> NamedRegions:
+    if request.named_regions is None:
+        request.named_regions = NamedRegions()
+    return request.named_regions
+
+
+def _region(parameters: dict[str, Any]) -> RegionPart:
     """Region, offset and size of a tensor in shared memory."""
     region = parsed(access.text, parameters["shared_memory_region"], "shared_memory_region")
     offset, size = (
         parsed(access.unsigned, parameters.get(name, 0), name)
         for name in ("shared_memory_offset", "shared_memory_byte_size")
     )
-    return region, offset, size
+    return RegionPart(region, offset, size)
 
 
 def read_parameters(request: InferenceRequest, given: Any) -> bool:
@@ -464,8 +464,8 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
     return binary
 
 
-def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> Tensor:
-    """Returns the input of a raw request; derives its shape from the size.
+def add_raw_tensor(body: memoryview, request: InferenceRequest, spec: ModelSpec) -> None:
+    """Adds the input of a raw request; derives its shape from the size.
 
     Raises:
         InvalidArgumentError: The model does not allow it; texts are Triton's.
@@ -484,7 +484,8 @@ def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> 
                 f"shape [1]"
             )
         data = len(body).to_bytes(4, "little") + body
-        return Tensor(wanted.name, wanted.datatype, (*leading, 1), data)
+        request.inputs[wanted.name] = Tensor(wanted.name, wanted.datatype, (*leading, 1), data)
+        return
     if wanted.dims.count(-1) > 1:
         raise InvalidArgumentError(
             f"{request.log_prefix}The shape of the raw input '{wanted.name}' can not be deduced because "
@@ -492,9 +493,5 @@ def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> 
         )
     fixed = prod(dim for dim in wanted.dims if dim != -1) * ELEMENT_SIZES[wanted.datatype]
     left = len(body) // fixed if fixed else 0
-    return Tensor(
-        wanted.name,
-        wanted.datatype,
-        (*leading, *(left if dim == -1 else dim for dim in wanted.dims)),
-        body,
-    )
+    shape = (*leading, *(left if dim == -1 else dim for dim in wanted.dims))
+    request.inputs[wanted.name] = Tensor(wanted.name, wanted.datatype, shape, body)

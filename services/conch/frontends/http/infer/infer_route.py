@@ -22,13 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from conch.core.admission import Admission
+from conch.core.admission import Admission, Fit
 from conch.core.clock import Clock
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
-from conch.core.server_state import ServerState
+from conch.door.door import Door
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
 from conch.frontends.http.http_exchange import DecodedBody, FrontReply, HttpExchange, Reply
@@ -37,16 +36,15 @@ from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
     UNREAD_HEAD,
+    LargeRegionsError,
     RequestDecoder,
+    add_raw_tensor,
     check_head,
-    raw_tensor,
     read_head,
     unpacked_body,
 )
 from conch.frontends.http.infer.infer_response import BinaryOutputs, ResponseEncoder, failure
 from conch.frontends.http.jsontext.json_loader import SlowTextError
-from conch.memory.region_bindings import LargeBindingsError
-from conch.memory.regions import Regions
 
 log = logging.getLogger(__name__)
 
@@ -151,10 +149,9 @@ class InferRoute:
     """Serves infer requests.
 
     Args:
-        core: The server core.
+        door: The core.
         thread: The event loop thread.
         workers: Pool for large bodies.
-        regions: Shared memory regions.
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
         forward_pattern: Headers to forward as parameters; empty for none.
@@ -163,22 +160,21 @@ class InferRoute:
 
     def __init__(
         self,
-        core: ServerState,
+        door: Door,
         thread: LoopThread,
         workers: ParsingPool,
-        regions: Regions,
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
         admission: Admission | None = None,
     ) -> None:
-        self._admission = admission or core.admission("http")
+        self._admission = admission or door.admission("http")
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
         self._thread = thread
         self._mailbox = ReplyMailbox(thread)
-        self._decode = RequestDecoder(most_bytes, regions)
+        self._decode = RequestDecoder(most_bytes)
         self._encode = ResponseEncoder()
         self._forwarder = HeaderForwarder(forward_pattern) if forward_pattern else None
 
@@ -190,9 +186,6 @@ class InferRoute:
                 self._admission.check_open()
             call.model = self._admission.resolve_name(model, version)
             call.head = read_head(exchange.fields, exchange.length, self._most_bytes)
-        except ColdModelError as cold:
-            self._wait(call, cold, partial(self, exchange, model, version))
-            return
         except ConchError as error:
             call.send(self._refuse(call, None, error))
             return
@@ -200,36 +193,6 @@ class InferRoute:
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
         has_binary = not call.head.packed and (call.head.json_size or 0) > 0
         exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
-
-    def _wait(self, call: InferCall, cold: ColdModelError, again: Callable[[], None]) -> None:
-        """Calls `again` once the model of a request is in memory; it and this on the event loop."""
-        exchange = call.exchange
-
-        def then(error: ConchError | None) -> None:
-            self._call_soon(partial(go_on, error))
-
-        def go_on(error: ConchError | None) -> None:
-            exchange.on_disconnect = None
-            if exchange.lost:
-                return
-            if error is None:
-                again()
-            else:
-                call.send(self._refuse(call, None, error))
-
-        wait = cold.wait(then, exchange.size, payer=exchange.access)
-        exchange.on_disconnect = wait.cancel
-        try:
-            wait.start()
-        except ConchError as error:
-            call.send(self._refuse(call, None, error))
-
-    def _call_soon(self, work: Callable[[], None]) -> None:
-        """Runs work on the event loop; any thread."""
-        try:
-            self._thread.loop.call_soon_threadsafe(work)
-        except RuntimeError:
-            pass  # the loop is closed
 
     def _on_body(self, call: InferCall) -> None:
         """Submits a request with its body, on the pool if that takes long."""
@@ -242,7 +205,7 @@ class InferRoute:
         if decoded is not None or call.head.is_short(exchange.size):
             try:
                 refusal = self._submit(call, body, True)
-            except (LargeBindingsError, SlowTextError):
+            except (LargeRegionsError, SlowTextError):
                 pass  # it takes long though it is short
             else:
                 if refusal is not None:
@@ -255,10 +218,11 @@ class InferRoute:
         """Decodes and submits a request; returns the reply if it is refused.
 
         Raises:
-            LargeBindingsError: With `quick`: the request takes long; it has no effect yet.
+            LargeRegionsError: With `quick`: the request takes long; it has no effect yet.
             SlowTextError: With `quick`: the JSON takes long; the request has no effect yet.
         """
         request: InferenceRequest | None = None
+        fit: Fit | None = None
         exchange, names = call.exchange, (call.model_name, call.version)
         try:
             if not isinstance(body, memoryview):
@@ -268,9 +232,7 @@ class InferRoute:
                 body, head = unpacked_body(body, call.head, exchange.length, self._most_bytes), call.head
                 if head.json_size == 0 or not body:
                     request = InferenceRequest(*names, {}, self._respond, call.received_ns)
-                    request.context = call
-                    tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
-                    request.inputs[tensor.name] = tensor
+                    fit = partial(add_raw_tensor, body)
                     call.wanted = BinaryOutputs(True)
                 else:
                     request, call.wanted = self._decode(
@@ -292,22 +254,12 @@ class InferRoute:
             call.request = request
             if not quick and exchange.lost:  # while the pool decoded it; `abandon` found no request
                 self._admission.cancel(request)
-            self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
-        except (LargeBindingsError, SlowTextError):
+            self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED, fit=fit)
+        except (LargeRegionsError, SlowTextError):
             raise
-        except ColdModelError as cold:  # evicted since the headers came
-            call.model = call.request = None
-            self._call_soon(partial(self._wait, call, cold, partial(self._submit_again, call, body)))
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             return self._refuse(call, request, error)
         return None
-
-    def _submit_again(self, call: InferCall, body: memoryview | DecodedBody) -> None:
-        """Submits a request whose model has been loaded; event loop."""
-        call.head = call.head._replace(packed=False)  # the body is decompressed
-        call.exchange.on_disconnect = call.abandon
-        if not self.run_on_pool(call, partial(self._submit, call, body, False)):
-            call.send(self._refuse(call, None, UnavailableError(_EXITING)))
 
     def _refuse(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
         """Releases and logs a request that is not admitted; returns its reply."""

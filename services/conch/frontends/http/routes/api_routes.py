@@ -1,8 +1,8 @@
-"""Adapts the table of operations to REST: reads requests, runs handlers on their threads, sends JSON.
+"""Adapts the table of operations to REST: reads requests, asks the door, sends JSON.
 
 The page at ``/`` links to the endpoints and to pages of conch's documentation.
 
-Threads and locks: endpoints run on the event loop; parsing and blocking handlers run on `Pools`.
+Threads and locks: endpoints run on the event loop; large bodies are parsed on `Pools`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,29 @@ from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import ANY
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport
-from conch.core.server_state import ServerState
 from conch.core.statistics_snapshot import VersionStatistics
+from conch.door import operation_table as table
+from conch.door.checked_operations import audit_failure
+from conch.door.door import Door
+from conch.door.operation_handlers import (
+    CudaRegistration,
+    LabelChange,
+    LoadRequest,
+    ModelRequest,
+    RolloutChange,
+    RolloutStart,
+    SystemRegistration,
+    TraceChanges,
+    UnloadRequest,
+    refuse_repository_name,
+)
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools, loaded, result_of
+from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
     MOST_BYTES,
@@ -44,23 +57,6 @@ from conch.frontends.http.json_body import (
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import operation_json as json
-from conch.frontends.operations import operation_table as table
-from conch.frontends.operations.checked_operations import audit_failure, checked
-from conch.frontends.operations.operation_handlers import (
-    CudaRegistration,
-    LabelChange,
-    LoadRequest,
-    ModelRequest,
-    RolloutChange,
-    RolloutStart,
-    Services,
-    SystemRegistration,
-    TraceChanges,
-    UnloadRequest,
-    check_traced_model,
-    models_with_statistics,
-    refuse_repository_name,
-)
 
 Path = Mapping[str, str]
 """The fields of a path template; optional ones may be empty."""
@@ -83,28 +79,42 @@ class _Form:
 
 
 def api_routes(
-    core: ServerState,
-    services: Services,
+    door: Door,
     pools: Pools,
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
     guard: AccessGuard = UNGUARDED,
+    console_url: Callable[[], str] = str,
 ) -> list[Route]:
-    """Returns all routes but that of infer; `most_bytes` is the largest body of JSON."""
-    reply = document(core.version)
+    """Returns all routes but that of infer.
+
+    Args:
+        door: The core.
+        pools: Pools for large bodies.
+        most_bytes: Largest body of JSON.
+        clock: Monotonic time in nanoseconds.
+        admission: Admission of the front end; None for a new one.
+        guard: Checks the callers of the port.
+        console_url: Gives the console's URL; empty while it is not open.
+    """
+    reply = document(door.version)
 
     async def openapi(exchange: HttpExchange) -> Reply:
         return json_reply(reply)
 
     endpoints: dict[str, RouteHandler] = {
-        table.HOME_PAGE.name: home_endpoint(core, services),
+        table.HOME_PAGE.name: home_endpoint(door, console_url),
         table.OPENAPI.name: openapi,
         table.DOCS_PAGE.name: docs_endpoint(pools),
     }
-    for form in _forms(core, services, pools, most_bytes, guard):
-        endpoints[form.operation.name] = _endpoint(form, core, services, pools, guard)
-    return [*generate_routes(core, pools, most_bytes, clock, admission), *_routes(endpoints)]
+    for form in _forms(door, pools, most_bytes, guard):
+        endpoints[form.operation.name] = _endpoint(form, door, guard)
+    return [*generate_routes(door, pools, most_bytes, clock, admission), *_routes(endpoints)]
+
+
+def _check_repository(path: Path) -> None:
+    refuse_repository_name(path["repository"])
 
 
 def _routes(endpoints: Mapping[str, RouteHandler]) -> list[Route]:
@@ -136,44 +146,29 @@ def _routes(endpoints: Mapping[str, RouteHandler]) -> list[Route]:
     ]
 
 
-def _endpoint(
-    form: _Form, core: ServerState, services: Services, pools: Pools, guard: AccessGuard
-) -> RouteHandler:
-    handler: Callable[[ServerState, Services, Any], Any] = form.operation.handler
-    runs_on = form.operation.runs_on
-
+def _endpoint(form: _Form, door: Door, guard: AccessGuard) -> RouteHandler:
     async def answer(exchange: HttpExchange, **path: str) -> Reply:
         try:
             form.check(path)
+            door.check(form.operation, path.get("model", ""))
         except ConchError as error:
             audit_failure(form.operation, guard, exchange, path.get("model", ""), error)
             raise
         plain = await form.read(exchange, path)
-        run = checked(form.operation, guard, exchange) if guard.identifies else handler
-        pool = pools.operations.choose(runs_on, core)
-        if pool is None:
-            return form.write(run(core, services, plain))
 
         def begin() -> Future[Any]:
             if exchange.lost:
                 raise ClientDisconnectError
-            future = pool.submit_sized(exchange.size, partial(run, core, services, plain))
+            future = door.ask(form.operation, lambda: plain, exchange, guard, exchange.size)
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
-        while True:
-            try:
-                return form.write(await result_of(begin))
-            except ColdModelError as cold:
-                waiting = cold
-            await loaded(exchange, waiting)
+        return form.write(await result_of(begin))
 
     return answer
 
 
-def _forms(
-    core: ServerState, services: Services, pools: Pools, most_bytes: int, guard: AccessGuard
-) -> list[_Form]:
+def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> list[_Form]:
     async def body_of(exchange: HttpExchange, required: bool = False) -> Any:
         return await read_settings(exchange, pools, most_bytes, required)
 
@@ -208,17 +203,9 @@ def _forms(
         body = await body_of(exchange, required=True)
         return CudaRegistration(path["region"], *json.cuda_registration(body))
 
-    def check_change(path: Path) -> None:
-        refuse_repository_name(path["repository"])
-        services.check_changes()
-
     def check_registration(path: Path, kind: str) -> None:
         if not path["region"]:
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
-        services.regions.check_allowed()
-
-    def check_traced(path: Path) -> None:
-        check_traced_model(core, path.get("model", ""))
 
     return [
         _Form(table.SERVER_METADATA, _nothing, lambda server: json_reply(json.server_object(server))),
@@ -230,15 +217,15 @@ def _forms(
         _Form(table.MODEL_CONFIG, _model, lambda spec: json_reply(spec.config)),
         _Form(table.MODEL_STATISTICS, _model, _statistics),
         _Form(table.TRACE_SETTINGS, _traced_model, _trace),
-        _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace, check_traced),
+        _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace),
         _Form(table.LOG_SETTINGS, _nothing, json_reply),
         _Form(table.UPDATE_LOG_SETTINGS, log_changes, json_reply),
         _Form(table.REPOSITORY_INDEX, index, _list_of(json.entry_object)),
-        _Form(table.LOAD_MODEL, load_model, _done, check_change),
-        _Form(table.UNLOAD_MODEL, unload_model, _done, check_change),
-        _Form(table.SET_LABEL, label_change, _done, check_change),
-        _Form(table.REMOVE_LABEL, _label, _done, check_change),
-        *_rollout_forms(body_of, services),
+        _Form(table.LOAD_MODEL, load_model, _done, _check_repository),
+        _Form(table.UNLOAD_MODEL, unload_model, _done, _check_repository),
+        _Form(table.SET_LABEL, label_change, _done, _check_repository),
+        _Form(table.REMOVE_LABEL, _label, _done, _check_repository),
+        *_rollout_forms(body_of),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
@@ -248,11 +235,7 @@ def _forms(
     ]
 
 
-def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]], services: Services) -> list[_Form]:
-    def check_change(path: Path) -> None:
-        refuse_repository_name(path["repository"])
-        services.check_rollout_changes()
-
+def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]]) -> list[_Form]:
     async def named(exchange: HttpExchange, path: Path) -> str:
         refuse_repository_name(path["repository"])
         return path["model"]
@@ -272,9 +255,9 @@ def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]], services: 
 
     return [
         _Form(table.GET_ROLLOUT, named, reply),
-        _Form(table.START_ROLLOUT, start, reply, check_change),
-        _Form(table.UPDATE_ROLLOUT, change, reply, check_change),
-        _Form(table.DELETE_ROLLOUT, delete, reply, check_change),
+        _Form(table.START_ROLLOUT, start, reply, _check_repository),
+        _Form(table.UPDATE_ROLLOUT, change, reply, _check_repository),
+        _Form(table.DELETE_ROLLOUT, delete, reply, _check_repository),
     ]
 
 
@@ -353,20 +336,19 @@ _DOCS = (
 _OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
 
 
-def home_endpoint(core: ServerState, services: Services) -> RouteHandler:
+def home_endpoint(door: Door, console_url: Callable[[], str]) -> RouteHandler:
     """Returns the endpoint of the page."""
 
     async def home(exchange: HttpExchange) -> Reply:
-        core.check_running()
+        door.check_running()
         grant = exchange.access
         models = [
-            (model.spec.name, model.spec.version)
-            for model in models_with_statistics(core, "", "")
+            (model.spec.name, number)
+            for _, entry in sorted(door.models.entries.items())
+            for number, model in sorted(entry.ready.items())
             if grant is None or grant.principal.allows(ANY, model.spec.name)
         ]
-        return Reply(
-            200, [_HTML], page(core.server_id, core.version, models, services.console_url()).encode()
-        )
+        return Reply(200, [_HTML], page(door.server_id, door.version, models, console_url()).encode())
 
     return home
 

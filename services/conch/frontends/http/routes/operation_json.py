@@ -11,6 +11,7 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.spec import TensorSpec
 from conch.core.statistics_snapshot import Duration, VersionStatistics
 from conch.core.version_text import parse_version
+from conch.door.operation_handlers import ModelMetadata, ServerMetadata
 from conch.frontends.http.json_body import member, members
 from conch.frontends.http.jsontext.json_values import (
     BulkArray,
@@ -20,7 +21,6 @@ from conch.frontends.http.jsontext.json_values import (
     unsigned,
 )
 from conch.frontends.http.jsontext.json_values import member as required_member
-from conch.frontends.operations.operation_handlers import ModelMetadata, ServerMetadata
 from conch.memory.region import CudaRegion
 from conch.memory.system_region import SystemRegion
 from conch.observability.logging.log_settings import FORMATS, Setting

@@ -1,8 +1,8 @@
 """One table of the protocol's calls for both front ends.
 
 An `Endpoint` is a call that clients see: its RPC, its paths, its access category and roles. An `Operation` is
-an endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
-convert: `grpc.operation_rpcs` messages, `http.routes` JSON.
+an endpoint other than inference, with a handler from a plain request to a plain result, which `Door.ask`
+runs. The front ends only convert: `grpc.operation_rpcs` messages, `http.routes` JSON.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Roles
 from conch.core.server_state import ServerState
-from conch.frontends.operations import operation_handlers as handlers
-from conch.frontends.operations.operation_handlers import SERVICE, Services
+from conch.door import operation_handlers as handlers
+from conch.door.operation_handlers import SERVICE, Services
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -82,6 +82,7 @@ class Operation(Endpoint, Generic[RequestT, ResultT]):
         mutates: True if the handler changes the server.
         model_of: The model that a request names; empty for none, `EVERY_MODEL` for the server as a whole.
         changes: Returns True if a request changes anything, for calls that may also read; None for others.
+        check: Raises if the operation is not allowed at all; its last argument is the model that it names.
         shown: Reduces a listing to the models whose names pass a test; None if the result is no listing.
     """
 
@@ -90,6 +91,7 @@ class Operation(Endpoint, Generic[RequestT, ResultT]):
     mutates: bool = field(default=False, kw_only=True)
     model_of: Callable[[RequestT], str] = field(default=lambda request: "", kw_only=True)
     changes: Callable[[RequestT], bool] | None = field(default=None, kw_only=True)
+    check: Callable[[ServerState, Services, str], None] | None = field(default=None, kw_only=True)
     shown: Callable[[ResultT, Callable[[str], bool]], ResultT] | None = field(default=None, kw_only=True)
 
     @property
@@ -253,6 +255,7 @@ UPDATE_TRACE_SETTINGS = Operation(
     model_of=lambda request: request.model or (EVERY_MODEL if request.changes else ""),
     changes=lambda request: bool(request.changes),
     mutates=True,
+    check=handlers.check_traced,
 )
 LOG_SETTINGS = Operation(
     "log_settings", "logging", "Log settings", paths=_LOGGING, roles=READS, handler=handlers.log_settings
@@ -294,6 +297,7 @@ LOAD_MODEL = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.LOAD,
     mutates=True,
+    check=handlers.check_changes,
 )
 UNLOAD_MODEL = Operation(
     "unload_model",
@@ -307,6 +311,7 @@ UNLOAD_MODEL = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
+    check=handlers.check_changes,
 )
 SET_LABEL = Operation(
     "set_label",
@@ -319,6 +324,7 @@ SET_LABEL = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
+    check=handlers.check_changes,
 )
 REMOVE_LABEL = Operation(
     "remove_label",
@@ -331,6 +337,7 @@ REMOVE_LABEL = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
+    check=handlers.check_changes,
 )
 GET_ROLLOUT = Operation(
     "get_rollout",
@@ -353,6 +360,7 @@ START_ROLLOUT = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.REPOSITORY,
     mutates=True,
+    check=handlers.check_rollout_changes,
 )
 UPDATE_ROLLOUT = Operation(
     "update_rollout",
@@ -365,6 +373,7 @@ UPDATE_ROLLOUT = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
+    check=handlers.check_rollout_changes,
 )
 DELETE_ROLLOUT = Operation(
     "delete_rollout",
@@ -377,6 +386,7 @@ DELETE_ROLLOUT = Operation(
     model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
+    check=handlers.check_rollout_changes,
 )
 SYSTEM_REGIONS = Operation(
     "system_regions",
@@ -398,6 +408,7 @@ REGISTER_SYSTEM = Operation(
     handler=handlers.register_system,
     runs_on=RunsOn.MEMORY,
     mutates=True,
+    check=handlers.check_registrations,
 )
 UNREGISTER_SYSTEM = Operation(
     "unregister_system",
@@ -431,6 +442,7 @@ REGISTER_CUDA = Operation(
     handler=handlers.register_cuda,
     runs_on=RunsOn.MEMORY,
     mutates=True,
+    check=handlers.check_registrations,
 )
 UNREGISTER_CUDA = Operation(
     "unregister_cuda",

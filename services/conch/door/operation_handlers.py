@@ -46,7 +46,6 @@ class Services:
         check_rollout_changes: Raises if clients may not start and change rollouts.
         rollouts: Rollouts between versions; None if the server has none.
         archives: Loads models from directories that a provider of routes names; None for none.
-        console_url: Gives the console's URL; empty while it is not open.
     """
 
     regions: Regions
@@ -56,7 +55,6 @@ class Services:
     check_rollout_changes: Callable[[], None] = _allow
     archives: ArchiveControl | None = None
     rollouts: RolloutControl | None = None
-    console_url: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +167,26 @@ class UnknownTracedModelError(NotFoundError):
     """Trace settings of a model that is not served; Triton's gRPC status differs from its HTTP status."""
 
     grpc_status = InvalidArgumentError.grpc_status
+
+
+def check_changes(core: ServerState, services: Services, model: str) -> None:
+    """Checks that clients may load, unload and label models."""
+    services.check_changes()
+
+
+def check_rollout_changes(core: ServerState, services: Services, model: str) -> None:
+    """Checks that clients may start and change rollouts."""
+    services.check_rollout_changes()
+
+
+def check_traced(core: ServerState, services: Services, model: str) -> None:
+    """Checks that there is a model whose trace settings are to be changed."""
+    check_traced_model(core, model)
+
+
+def check_registrations(core: ServerState, services: Services, model: str) -> None:
+    """Checks that clients may register regions."""
+    services.regions.check_allowed()
 
 
 def server_live(core: ServerState, services: Services, request: None) -> bool:

@@ -1,8 +1,6 @@
-"""Thread pools of the front ends.
+"""`ThreadPool`: starts a thread when work comes and none is idle, up to a limit; an idle thread ends.
 
-`ThreadPool` starts a thread when work comes and none is idle, up to a limit; a thread that stays idle ends.
 What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled.
-`OperationPools` has one pool for each kind of blocking operation, so that slow loads delay only loads.
 Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang.
 """
 
@@ -16,25 +14,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from conch.core.errors import ResourceExhaustedError
-from conch.core.server_state import ServerState
-from conch.frontends.operations.operation_table import RunsOn
 
 T = TypeVar("T")
 
 IDLE_S = 20.0
 """The time after which an idle thread ends."""
 
-_OPERATION_THREADS = {
-    RunsOn.FILES: ("files", 2, "calls for metadata"),
-    RunsOn.REPOSITORY: ("repository", 2, "calls for the repository index"),
-    RunsOn.UNLOAD: ("unload", 2, "unloads"),
-    RunsOn.READINESS: ("ready", 4, "checks of readiness"),
-    RunsOn.MEMORY: ("memory", 2, "calls for shared memory"),
-    RunsOn.LOAD: ("load", 32, "loads"),
-}
-
 MOST_WAITING = 1024
-"""Operations of a kind that may wait in a front end: as many as clients may have open on a connection."""
+"""Operations of a kind that may wait: as many as clients may have open on a connection."""
 
 MOST_WAITING_BYTES = 1 << 30
 """Bytes of the requests that wait: loads bring models' files."""
@@ -197,37 +184,3 @@ class ThreadPool(Executor):
                 return future, work
             self._threads.discard(threading.current_thread())
             return None
-
-
-class OperationPools:
-    """One pool for each kind of blocking operation.
-
-    Args:
-        name: Prefix of the threads' names.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._pools = {
-            runs_on: ThreadPool(threads, f"{name}-{suffix}", bounds=QueueBounds(what))
-            for runs_on, (suffix, threads, what) in _OPERATION_THREADS.items()
-        }
-
-    def __getitem__(self, runs_on: RunsOn) -> ThreadPool:
-        return self._pools[runs_on]
-
-    def choose(self, runs_on: RunsOn, core: ServerState) -> ThreadPool | None:
-        """Returns the pool that an operation is to run on now; None for the caller's thread."""
-        match runs_on:
-            case RunsOn.CALLER:
-                needed = False
-            case RunsOn.READINESS:
-                needed = any(core.readiness())
-            case RunsOn.FILES:
-                needed = core.registry.cold is not None
-            case _:
-                needed = True
-        return self._pools[runs_on] if needed else None
-
-    def close(self, remaining_s: Callable[[], float]) -> bool:
-        """Closes all pools within the time that `remaining_s` returns; returns whether all work has ended."""
-        return all([pool.close(remaining_s()) for pool in self._pools.values()])

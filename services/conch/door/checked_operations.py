@@ -13,8 +13,8 @@ from conch.access.principals import CONTROLS, Grant
 from conch.core.errors import as_conch_error
 from conch.core.request_log import Caller
 from conch.core.server_state import ServerState
-from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.operation_table import Operation
+from conch.door.operation_handlers import Services
+from conch.door.operation_table import Operation
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")

@@ -1,1 +1,0 @@
-"""The operations of the protocol other than inference: one table for both front ends."""
