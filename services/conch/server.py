@@ -88,8 +88,8 @@ class InferenceServer:
             drain=self.drain,
         )
         self._context = components.context
-        self.core: ServerState = components.context.core
-        self.agent: Agent = components.context.agent
+        self.core: ServerState = components.context.core.state
+        self.agent: Agent = components.context.control.agent
         self.exposure = exposure(options)
         self._lifecycle = Lifecycle(components, options)
 
@@ -134,7 +134,7 @@ class InferenceServer:
     @property
     def endpoints(self) -> list[Endpoint]:
         """The open ports and sockets."""
-        return self._context.endpoints()
+        return self._context.ports.endpoints()
 
     def port(self, service: str) -> int | None:
         """The port in use of a service such as ``gRPC``; None while it is not open."""
@@ -142,7 +142,7 @@ class InferenceServer:
 
     def url(self, service: str) -> str:
         """The address of a service for clients on this machine; empty while it is not open."""
-        return self._context.url(service)
+        return self._context.ports.url(service)
 
     def announcement(self) -> Announcement:
         """The loaded models and the endpoints."""

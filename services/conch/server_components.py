@@ -46,7 +46,15 @@ from conch.observability.tracing.trace_ring import TraceRing
 from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
-from conch.parts.server_part import PartContext, ServerPart, in_order
+from conch.parts.server_part import (
+    ControlPlane,
+    Core,
+    Observability,
+    PartContext,
+    Ports,
+    ServerPart,
+    in_order,
+)
 from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.nvml_memory import open_nvml_memory
@@ -157,25 +165,14 @@ def build_components(
     door = LocalDoor(core, services)
     parts: list[ServerPart] = []
     context = PartContext(
-        core=core,
-        agent=agent,
-        control=control,
-        door=door,
-        logs=services.logs,
-        regions=regions,
-        access=access,
-        loop=LoopThread(),
-        addresses=ListeningAddresses(),
-        parts=parts,
-        reports=LoadReports(meter, CustomMetrics(families).snapshot),
-        meter=meter,
-        shadows=shadows,
-        families=families,
-        tracing=tracing,
-        exemplars=exemplars,
-        ring=ring,
-        cache=cache,
-        get_backend=get_backend,
+        door,
+        access,
+        Ports(
+            parts, LoopThread(), ListeningAddresses(), LoadReports(meter, CustomMetrics(families).snapshot)
+        ),
+        Observability(services.logs, tracing, ring, exemplars, meter, families),
+        Core(core, cache, regions, shadows),
+        ControlPlane(agent, control, get_backend),
     )
     parts += in_order(_open_parts(options, context))
     metrics = next((part.text for part in parts if isinstance(part, MetricsPart)), None)
@@ -186,14 +183,14 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
     """The parts that are on; metrics first, as other ports serve them too."""
     if options.metrics is not None:
         metrics = MetricsPart(options.metrics, context)
-        context = replace(context, metrics=metrics.handler)
+        context = replace(context, ports=replace(context.ports, metrics=metrics.handler))
         yield metrics
     transport, fronts = None, []
     if options.server.front_ends:
         from conch.parts.fronts_part import FrontsPart  # only servers with fronts import their modules
 
         part = FrontsPart(options.server.front_ends, options.grpc, context)
-        context = replace(context, http_fronts=part.http)
+        context = replace(context, ports=replace(context.ports, http_fronts=part.http))
         transport, fronts = part.transport(), [part]
     if options.grpc is not None:
         yield GrpcPart(options.grpc, context, transport)
@@ -204,6 +201,6 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         from conch.parts.control_part import ControlPart  # imports grpcio
 
         yield ControlPart(options.control_port, context)
-    yield ShadowPart(context.shadows)
+    yield ShadowPart(context.core.shadows)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

@@ -56,8 +56,8 @@ class Lifecycle:
     def __init__(self, components: Components, options: PartOptions) -> None:
         self._context = components.context
         self._policy, self._planner = components.policy, components.planner
-        self._core, self._agent = components.context.core, components.context.agent
-        self._parts = components.context.parts
+        self._core, self._agent = components.context.core.state, components.context.control.agent
+        self._parts = components.context.ports.parts
         self._options = options
         self.failures: list[LoadFailure] = []
         self.models_at_failure: list[IndexEntry] = []
@@ -184,14 +184,14 @@ class Lifecycle:
             self._planner.stop(min(_PLANNER_STOP_S, _left(end)))
         for part in self._parts:
             ended = part.close(_left(end)) and ended
-        context.loop.stop()
+        context.ports.loop.stop()
         if self._policy is not None:
             self._policy.stop()
-        context.addresses.clear()
-        context.tracing.tracer.close(min(_TRACES_S, _left(end)))
-        context.regions.close()
-        if context.cache is not None:
-            context.cache.close()
+        context.ports.addresses.clear()
+        context.observability.tracing.tracer.close(min(_TRACES_S, _left(end)))
+        context.core.regions.close()
+        if context.core.cache is not None:
+            context.core.cache.close()
         return ended
 
     def _run_for_all_parts(self, stage: Callable[[ServerPart, float], bool], end: float) -> bool:

@@ -54,15 +54,11 @@ class ConsolePort(Port):
     def __init__(self, options: ConsoleOptions, context: PartContext) -> None:
         options.check()
         super().__init__(options, context, options.security, "http://" if options.tls is None else "https://")
-        assert context.ring is not None, "the options ask for traces"
-        core, agent, logs, traces = (
-            context.core,
-            context.agent,
-            context.logs,
-            context.tracing.settings,
-        )
+        core, agent, observability = context.core.state, context.control.agent, context.observability
+        assert observability.ring is not None, "the options ask for traces"
+        logs, traces = observability.logs, observability.tracing.settings
         self._options = options
-        self._context = context
+        self._ports = context.ports
         self._thread = LoopThread("conch-console")
         self._lines = LogRing()
         self._reading = ThreadPool(_READING_THREADS, "conch-console-read")
@@ -71,9 +67,11 @@ class ConsolePort(Port):
         self._gpus = open_gpus()
         sampling = TraceSampling(traces)
         names = tuple(sorted(backend_names()))
-        rules = Rules(context.control, context.get_backend, names, file_checks=load_file_checks())
+        rules = Rules(
+            context.control.options, context.control.get_backend, names, file_checks=load_file_checks()
+        )
         configs = ConfigView(agent.repositories, rules)
-        server = ServerViews(core, logs, traces, context.endpoints, context.fronts, options.flags)
+        server = ServerViews(core, logs, traces, context.ports.endpoints, context.ports.fronts, options.flags)
         machine = MachineState(self._gpus)
         self._feed = LiveFeed(LiveCounts(core.registry), agent.events, self._lines, machine, server.state)
         self._parts = ConsoleParts(
@@ -87,7 +85,7 @@ class ConsolePort(Port):
             sampling=sampling,
             feed=self._feed,
             logs=self._lines,
-            traces=context.ring,
+            traces=observability.ring,
             infer=TryRoute(context.door, self._reading, options.max_input_bytes),
             chat=None,
             reading=self._reading,
@@ -103,7 +101,7 @@ class ConsolePort(Port):
         """
         options = self._options
         tls = None if options.tls is None else options.tls.context()
-        chat = self._context.chat_route(self._pools, options.max_input_bytes)  # of a part behind this one
+        chat = self._ports.chat_route(self._pools, options.max_input_bytes)  # of a part behind this one
         self._lines.install()
         self._listener = self._thread.listen(
             ConsoleApp(replace(self._parts, chat=chat)),

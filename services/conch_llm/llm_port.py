@@ -48,7 +48,7 @@ class LlmPart(ServerPart):
 
 def llm_parts(options: LlmOptions, context: PartContext) -> Sequence[ServerPart]:
     """The parts, for the entry-point group ``conch.parts``."""
-    gauges = EngineGauges(context.door.models, CustomMetrics(context.families).snapshot)
+    gauges = EngineGauges(context.door.models, CustomMetrics(context.observability.families).snapshot)
     parts: list[ServerPart] = [LlmPart(options, context.door, gauges)]
     if options.port is not None:
         parts.append(HttpPart(options.port, context, "OpenAI HTTPService"))

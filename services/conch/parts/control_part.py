@@ -19,7 +19,7 @@ class ControlPart(Port):
 
     def __init__(self, options: ControlPortOptions, context: PartContext) -> None:
         super().__init__(options, context, options.security)
-        self._server = ControlPort(context.agent, options, access=context.access)
+        self._server = ControlPort(context.control.agent, options, access=context.access)
 
     def check(self) -> None:
         """Checks nothing: it listens before anything else takes time."""

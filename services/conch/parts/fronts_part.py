@@ -29,7 +29,7 @@ class FrontsPart(ServerPart):
     for_clients = True
 
     def __init__(self, count: int, options: GrpcOptions | None, context: PartContext) -> None:
-        self._server = FrontServer(count, GrpcOptions() if options is None else options, context.loop)
+        self._server = FrontServer(count, GrpcOptions() if options is None else options, context.ports.loop)
         self.http = self._server.http
 
     def transport(self) -> Transport:

@@ -35,7 +35,7 @@ class GrpcPart(Port):
         self._front_end = GrpcFrontEnd(
             context.door,
             options,
-            reports=context.reports,
+            reports=context.ports.reports,
             access=context.access,
             transport=transport,
         )

@@ -32,12 +32,12 @@ class HttpPart(Port):
         self._front_end = HttpFrontEnd(
             context.door,
             options,
-            context.loop,
-            context.reports,
-            metrics=context.metrics,
+            context.ports.loop,
+            context.ports.reports,
+            metrics=context.ports.metrics,
             access=context.access,
-            fronts=context.http_fronts,
-            console_url=lambda: context.url("Console"),
+            fronts=context.ports.http_fronts,
+            console_url=lambda: context.ports.url("Console"),
         )
 
     def check_models(self) -> None:

@@ -54,9 +54,10 @@ class MetricsPart(Port):
             options, context, security(options.tls), "http://" if options.tls is None else "https://"
         )
         self._options = options
-        self._loop = context.loop
-        core, access, tracing = context.core, context.access, context.tracing
-        loads, cache, log_exporter = context.agent.loads, context.cache, context.logs.exporter
+        self._loop = context.ports.loop
+        core, access, observability = context.core.state, context.access, context.observability
+        agent, cache, tracing = context.control.agent, context.core.cache, observability.tracing
+        loads, log_exporter = agent.loads, observability.logs.exporter
         registry = core.registry
 
         def ready() -> bool:
@@ -68,15 +69,15 @@ class MetricsPart(Port):
                 registry,
                 loads.snapshot,
                 local,
-                _sizes_of(context.regions),
+                _sizes_of(context.core.regions),
                 ready,
-                None if context.agent.residency is None else context.agent.residency.counts,
+                None if agent.residency is None else agent.residency.counts,
             ),
-            CustomMetrics(context.families),
-            lambda: rollout_families(registry, context.agent.rollout_control.counts()),
+            CustomMetrics(observability.families),
+            lambda: rollout_families(registry, agent.rollout_control.counts()),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
-        sources.append(lambda: [each for part in context.parts for each in part.families()])
+        sources.append(lambda: [each for part in context.ports.parts for each in part.families()])
         if access is not None:
             sources.append(lambda: access_families(access.counts()))
         interval_ns = options.interval_ms * _NS_PER_MS
@@ -89,11 +90,11 @@ class MetricsPart(Port):
         models = ModelMetrics(
             registry,
             loads.snapshot,
-            context.meter,
+            observability.meter,
             options.latencies.counters,
             options.latencies.quantiles,
             gpu_uuids=uuids,
-            exemplars=context.exemplars,
+            exemplars=observability.exemplars,
         )
         self._app = MetricsApp(Exposition(models, sources).render, lambda: core.alive, ready)
         self._handler: Handler = self._app

@@ -58,52 +58,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PartContext:
-    """Objects of one server, for its parts.
+class Ports:
+    """The parts, and what those that listen share.
 
     Attributes:
-        core: State of the server: its models and its stage.
-        agent: The control plane.
-        control: Options of the control plane.
-        door: The way of front ends to the core.
-        logs: The log settings.
-        regions: The shared memory of clients.
-        access: The access policy; None without one.
+        parts: All parts of the server, in their order.
         loop: The event loop that HTTP ports share.
         addresses: The addresses that the server listens on, which forks close.
-        parts: All parts of the server, in their order.
         reports: Load reports for clients.
-        meter: Measures the load of models.
-        shadows: Copies of requests for candidates of rollouts.
-        families: Metrics that models define.
-        tracing: Tracing of requests.
-        exemplars: Traces that metrics refer to.
-        ring: The newest traces; None if no part keeps them.
-        cache: The response cache; None without one.
-        get_backend: Finds a backend by name.
         metrics: Handler of ``GET /metrics`` for other ports; None without metrics.
         http_fronts: Have the connections of HTTP ports for clients; None without front processes.
     """
 
-    core: ServerState
-    agent: Agent
-    control: ControlOptions
-    door: LocalDoor
-    logs: LogControl
-    regions: Regions
-    access: Access | None
+    parts: Sequence[ServerPart]
     loop: LoopThread
     addresses: ListeningAddresses
-    parts: Sequence[ServerPart]
     reports: LoadReports
-    meter: LoadMeter
-    shadows: Shadows
-    families: CustomFamilies
-    tracing: Tracing
-    exemplars: Exemplars
-    ring: TraceRing | None
-    cache: CacheService | None
-    get_backend: FindBackend
     metrics: Handler | None = None
     http_fronts: HttpFronts | None = None
 
@@ -123,6 +93,80 @@ class PartContext:
     def url(self, service: str) -> str:
         """The address of a service for clients on this machine; empty while it is not open."""
         return next((each.url for each in self.endpoints() if each.service == service), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Observability:
+    """Logs, traces and measurements of a server.
+
+    Attributes:
+        logs: The log settings.
+        tracing: Tracing of requests.
+        ring: The newest traces; None if no part keeps them.
+        exemplars: Traces that metrics refer to.
+        meter: Measures the load of models.
+        families: Metrics that models define.
+    """
+
+    logs: LogControl
+    tracing: Tracing
+    ring: TraceRing | None
+    exemplars: Exemplars
+    meter: LoadMeter
+    families: CustomFamilies
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The core itself, for parts that show or end it; front ends have the door.
+
+    Attributes:
+        state: The models and the stage of the server.
+        cache: The response cache; None without one.
+        regions: The shared memory of clients.
+        shadows: Copies of requests for candidates of rollouts.
+    """
+
+    state: ServerState
+    cache: CacheService | None
+    regions: Regions
+    shadows: Shadows
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """The control plane.
+
+    Attributes:
+        agent: Loads and unloads models.
+        options: Its options.
+        get_backend: Finds a backend by name.
+    """
+
+    agent: Agent
+    options: ControlOptions
+    get_backend: FindBackend
+
+
+@dataclass(frozen=True, slots=True)
+class PartContext:
+    """Objects of one server, for its parts.
+
+    Attributes:
+        door: The way of front ends to the core.
+        access: The access policy; None without one.
+        ports: The parts, and what those that listen share.
+        observability: Logs, traces and measurements.
+        core: The core itself.
+        control: The control plane.
+    """
+
+    door: LocalDoor
+    access: Access | None
+    ports: Ports
+    observability: Observability
+    core: Core
+    control: ControlPlane
 
 
 class ServerPart(ABC):
@@ -220,7 +264,7 @@ class Port(ServerPart):
 
     def __init__(self, options: Address, context: PartContext, security: str, scheme: str = "") -> None:
         self._address = options
-        self._addresses = context.addresses
+        self._addresses = context.ports.addresses
         self._security = security
         self._scheme = scheme
         self.port: int | None = None

@@ -40,7 +40,7 @@ class Part(ServerPart):
         self._open = False
 
     def _record(self, call: str) -> None:
-        served = self._context.core.registry.entries
+        served = self._context.core.state.registry.entries
         models = [name for name, each in served.items() if each.ready]
         self._options.calls.append(f"{call} {','.join(models)}".strip())
 
