@@ -182,7 +182,13 @@ class Admission:
                 self._nest(request, parent, model)
             if single is not None and model.spec.decoupled:
                 self._expect_single(request, single)
-            return self._submit(request, model, may_claim, caller, bytes_in, observer)
+            try:
+                claim = model.submit(request, may_claim)
+            except ClosedError:
+                return self._submit_to_successor(request, model, may_claim, caller, bytes_in, observer)
+            if request.cancelled:
+                self.cancel(request)
+            return claim
         except ColdModelError as cold:
             again = partial(
                 Admission.admit,
@@ -202,32 +208,28 @@ class Admission:
             self._log_failure(request, error)
             raise
 
-    def _submit(
+    def _submit_to_successor(
         self,
         request: InferenceRequest,
-        model: Servable,
+        closed: Servable,
         may_claim: bool,
         caller: Caller | None,
         bytes_in: int,
         observer: WaitObserver | None,
     ) -> InlineClaim | None:
-        """Submits a request to its version, or to that which has replaced it; see `admit`."""
+        """Submits a request to the version that has replaced a closed one; see `admit`."""
         while True:
+            try:
+                model = self._successor(request, closed)
+            except ColdModelError as cold:
+                again = partial(self._submit_to_successor, request, closed, False, caller, bytes_in, observer)
+                self._wait(cold, request, caller, bytes_in, observer, again)
+                return None
             try:
                 claim = model.submit(request, may_claim)
                 break
             except ClosedError:
-                pass
-            try:
-                model = self._successor(request, model)
-            except ColdModelError as cold:
-
-                def again(closed: Servable = model) -> None:
-                    replacing = self._successor(request, closed)
-                    self._submit(request, replacing, False, caller, bytes_in, observer)
-
-                self._wait(cold, request, caller, bytes_in, observer, again)
-                return None
+                closed = model
         if request.cancelled:
             self.cancel(request)
         return claim

@@ -204,6 +204,7 @@ def when_loaded(
     deadline_ns: int | None = None,
     priority: int = 0,
     payer: Payer | None = None,
+    into: Future[_T] | None = None,
 ) -> Future[_T]:
     """Calls a function, and again each time a model that it needs has been loaded.
 
@@ -213,12 +214,13 @@ def when_loaded(
         deadline_ns: Its caller's deadline on the monotonic clock.
         priority: Its caller's priority level.
         payer: Pays for a load that it begins.
+        into: Gets the result; None for a new one.
 
     Returns:
         The result of the function or its error, or the reason why a model is not loaded. A cancelled one
         leaves the queue.
     """
-    future: Future[_T] = Future()
+    future: Future[_T] = into or Future()
 
     def look(error: ConchError | None) -> None:
         if error is None:

@@ -78,9 +78,7 @@ class LocalDoor(Door):
         payer = None if caller is None else caller.access
 
         def work() -> None:
-            found = when_loaded(lambda: run(self._core, self._services, read()), size, payer=payer)
-            result.add_done_callback(lambda ended: ended.cancelled() and found.cancel())
-            found.add_done_callback(partial(_pass_on, result))
+            when_loaded(lambda: run(self._core, self._services, read()), size, payer=payer, into=result)
 
         try:
             queued = self._pools.submit(operation.runs_on, self._core, size, work)
@@ -110,15 +108,6 @@ class LocalDoor(Door):
     def close(self, remaining_s: Callable[[], float]) -> bool:
         """Ends the threads; returns whether their work has ended in time, as it may hang with its storage."""
         return self._pools.close(remaining_s)
-
-
-def _pass_on(result: Future[ResultT], found: Future[ResultT]) -> None:
-    if not found.cancelled() and result.set_running_or_notify_cancel():
-        error = found.exception()
-        if error is None:
-            result.set_result(found.result())
-        else:
-            result.set_exception(error)
 
 
 def _end_dropped(result: Future[Any], queued: Future[None]) -> None:
