@@ -280,7 +280,8 @@ def use_on_server(
 
     Inputs are sent so only if `lends`.
     """
-    devices = stream.devices = ServerDevices(stream, gpus, lends)
+    devices = ServerDevices(stream, gpus, lends)
+    stream.use_devices(devices)
     try:
         uuids = gpus.uuids()
     except CudaError as error:
@@ -297,7 +298,8 @@ def use_in_worker(stream: MessageStream, gpus: CudaDevices, fields: bytes) -> No
         raise WireError(f"UUIDs of GPUs have {UUID_BYTES} bytes each")
     devices = stream.devices
     if not isinstance(devices, WorkerDevices):
-        devices = stream.devices = WorkerDevices(gpus)
+        devices = WorkerDevices(gpus)
+        stream.use_devices(devices)
     devices.reachable = frozenset(
         fields[start : start + UUID_BYTES] for start in range(0, len(fields), UUID_BYTES)
     )

@@ -764,8 +764,6 @@ class MessageStream:
         devices: Transport of tensors on GPUs; None until a GPU is used.
     """
 
-    devices: Devices | None = None
-
     def __init__(
         self, channel: PacketChannel, in_worker: bool, trusted: bool = False, passes_blocks: bool = False
     ) -> None:
@@ -774,11 +772,16 @@ class MessageStream:
         self.trusted = trusted
         self.pool = Pool()
         self.mappings = Mappings(in_worker, self._release_many, passes_blocks)
+        self.devices: Devices | None = None
         self._layouts: Table[LayoutKey, Description] = Table(_MOST_LAYOUTS)
         self._sent = SentTexts()
         self._numbering = False  # a packet with numbers is being encoded, under the channel's lock
         self._received = ReceivedTexts()
         self._buffer = bytearray(BUFFER_BYTES)
+
+    def use_devices(self, devices: Devices) -> None:
+        """Sends tensors on GPUs by a transport from now on."""
+        self.devices = devices
 
     def pack(
         self,

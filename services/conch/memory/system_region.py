@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Callable
+import weakref
 
 import numpy as np
 
@@ -37,16 +37,6 @@ class RegionTensor(Tensor):
         return RegionTensor(name, self.datatype, shape, self.data)
 
 
-class _Mapping(mmap.mmap):
-    """A mapping with a callback for the release of the last view of it."""
-
-    on_gone: Callable[[], None] | None = None
-
-    def __del__(self) -> None:
-        if self.on_gone is not None:
-            self.on_gone()
-
-
 class SystemRegion(Region):
     """A part of a shared-memory object.
 
@@ -76,9 +66,9 @@ class SystemRegion(Region):
         view = memoryview(mapping)
         start = _address(np.frombuffer(view, np.uint8))
         self._protected: Protected = guard.protect(start, before + byte_size)
-        protected = self._protected
-        mapping.on_gone = lambda: guard.unprotect(protected)
-        self._mapping: _Mapping | None = mapping
+        # With the last view of it; an exiting process needs no protection taken away.
+        weakref.finalize(mapping, guard.unprotect, self._protected).atexit = False
+        self._mapping: mmap.mmap | None = mapping
         self._memory: memoryview | None = view[before : before + byte_size]
 
     def check(self) -> None:
@@ -148,7 +138,7 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> _Mapping:
+def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> mmap.mmap:
     name = object_name(region, key)
     try:
         descriptor = os.open(f"{DIRECTORY}/{name}", _OPEN)
@@ -161,7 +151,7 @@ def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> _Map
         if not (0 <= offset <= status.st_size and 0 < byte_size <= status.st_size - offset):
             raise _invalid(region)
         length = byte_size + offset - start
-        return _Mapping(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+        return mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
     except (OSError, ValueError, OverflowError):
         raise _invalid(region) from None
     finally:

@@ -221,11 +221,6 @@ class EnsembleExecution:
         running = EnsembleClaim.current()
         try:
             claim = owner.admission.admit(child, may_claim or running is not None, model, parent=self.request)
-        except ColdModelError as cold:
-            with self._lock:
-                self._children.pop(child, None)
-            self._wait(run, cold)
-            return None
         except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)

@@ -74,7 +74,7 @@ class RateLimiter:
         pending = self._notifying.pending = deque(granted)
         try:
             while pending:
-                pending.popleft().on_granted()
+                pending.popleft().notify()
         finally:
             self._notifying.pending = None
 

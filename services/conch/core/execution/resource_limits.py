@@ -56,7 +56,7 @@ class ResourceLimits:
         """Has grants of instances used as soon as they are held."""
         for instance in instances:
             if instance in self._grants:
-                self._grants[instance].on_granted = self.use_grant
+                self._grants[instance].notify_with(self.use_grant)
 
     def use_grant(self) -> None:
         """Uses a grant that is held now; called by the thread that freed the resources."""

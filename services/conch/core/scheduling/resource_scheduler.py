@@ -72,10 +72,9 @@ class ResourceGrant:
         needs: Units by pool, all above 0.
         state: Changed only by `ResourceScheduler`.
         score: Its order; lowest first.
-        on_granted: Called by the scheduler's caller when a waiting grant is held.
     """
 
-    __slots__ = ("needs", "on_granted", "order", "owner", "priority", "score", "started", "state")
+    __slots__ = ("_notify", "needs", "order", "owner", "priority", "score", "started", "state")
 
     def __init__(self, owner: str, resources: Iterable[Resource], device: int, priority: int = 1) -> None:
         self.owner = owner
@@ -89,7 +88,16 @@ class ResourceGrant:
         self.started = 0  # the score before it was held, restored if no batch was run
         self.order = 0
         self.state = GrantState.RESTING
-        self.on_granted: Callable[[], None] = lambda: None
+        self._notify: Callable[[], None] | None = None
+
+    def notify_with(self, notify: Callable[[], None]) -> None:
+        """Has a function called when the grant has waited and is held."""
+        self._notify = notify
+
+    def notify(self) -> None:
+        """Calls that function; by the scheduler's caller."""
+        if self._notify is not None:
+            self._notify()
 
 
 class ResourceScheduler:

@@ -741,7 +741,7 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
 
     grants = [ResourceGrant(str(number), [Resource("R", 1)], 0) for number in range(5000)]
     for number, grant in enumerate(grants):
-        grant.on_granted = passing_on(number)
+        grant.notify_with(passing_on(number))
     limiter.add(grants)
     assert limiter.ask(grants[:1]) is grants[0]
     for grant in grants[1:]:

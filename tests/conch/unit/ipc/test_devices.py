@@ -526,7 +526,8 @@ def test_a_message_that_is_not_sent_lends_nothing(setting: Setting, monkeypatch:
     monkeypatch.setattr(setting.devices, "opened_at", lambda memory: None)
     monkeypatch.setattr(setting.devices.device(1), "export", lambda pointer: (allocation.handle, 0))
     with exchanges() as (_, worker):
-        devices = worker.devices = WorkerDevices(setting.devices)
+        devices = WorkerDevices(setting.devices)
+        worker.use_devices(devices)
         devices.reachable = frozenset(setting.devices.uuids())
         payload = worker.pack([[tensor]], on_device=True)
         (number,) = payload.lent
