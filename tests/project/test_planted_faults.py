@@ -15,6 +15,7 @@ FAULT = planted.Fault("a fault", "an area", "code.py", "1 + 1", "1 - 1", ("test_
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "code.py").write_text("TWO = 1 + 1\nTHREE = 1 + 2\n")
+    (tmp_path / "code.c").write_text("int two = 1 + 1;\n")
     (tmp_path / "test_it.py").touch()
     return tmp_path
 
@@ -26,7 +27,7 @@ def test_all_faults_can_be_planted() -> None:
 
 
 def test_a_fault_replaces_its_text(checkout: Path) -> None:
-    assert not planted.mistakes(checkout, [FAULT])
+    assert not planted.mistakes(checkout, [FAULT, replace(FAULT, file="code.c")])
     assert planted.planted(checkout, FAULT) == "TWO = 1 - 1\nTHREE = 1 + 2\n"
 
 

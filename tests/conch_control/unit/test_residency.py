@@ -335,6 +335,17 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask_for(site, "b") is None
 
 
+def test_a_model_whose_load_failed_is_not_pinned(site: Site) -> None:
+    site.model("a", {1: "crash boom"})
+    site.model("b")
+    agent = on_demand(site, models=1, cold_start_timeout_s=0.2)
+    with pytest.raises(InvalidArgumentError, match="Internal: boom"):
+        agent.load("a", {})
+    site.model("a", {1: "ok"})
+    in_time(lambda: agent.load("a", {"conch_pin": False}))
+    assert ask_for(site, "b") is None
+
+
 def test_a_model_stays_while_its_rollout_pins_it(site: Site) -> None:
     for name in "ab":
         site.model(name)

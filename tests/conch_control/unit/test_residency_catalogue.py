@@ -70,9 +70,11 @@ def test_failures_are_remembered_longer_each_time_until_the_files_change() -> No
     assert catalogue.failure("m", now + S) is None, "with other files it is the first failure"
     catalogue.failed("m", error, OTHER_FILES, now)
     assert catalogue.failed_states(now) == {"m": OTHER_FILES}
-    catalogue.changed("m")
-    assert catalogue.failure("m", now) is None
-    assert not catalogue.load_failed("m")
+    for forget in (catalogue.changed, lambda name: catalogue.loaded(name, 0)):
+        catalogue.failed("m", error, OTHER_FILES, now)
+        forget("m")
+        assert catalogue.failure("m", now) is None
+        assert not catalogue.load_failed("m")
 
 
 def test_sizes_belong_to_the_files_that_were_measured() -> None:

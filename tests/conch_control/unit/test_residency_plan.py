@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conch_control.residency.residency_plan import HoldingState, ResidencyLimits, ResidencyPlan, RoomOutcome
-from conch_control.residency.segments import Room
+from conch_control.residency.segments import Room, Segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -323,6 +323,29 @@ def test_a_rare_model_does_not_evict_one_in_use() -> None:
     assert (
         plan.request("rare", {"rare": room(1)}, (), now + S, lambda _: False).outcome is RoomOutcome.WAITING
     )
+
+
+def test_no_load_gets_the_room_that_another_waits_for() -> None:
+    plan = ResidencyPlan(ResidencyLimits(Room(10, 9)))
+    plan.request("a", {"a": room(6)}, (), 0, lambda _: False)
+    plan.ended("a", {"a": room(6)}, {}, 0)
+    decision = plan.request("large", {"large": room(10)}, (), S, lambda _: False)
+    assert [each.name for each in decision.victims] == ["a"]
+    assert plan.request("small", {"small": room(3)}, (), S, lambda _: False).outcome is RoomOutcome.BLOCKED
+    plan.drop_claims()
+    decision = plan.request("other", {"other": room(5)}, (), S, lambda _: True)
+    assert decision.outcome is RoomOutcome.BLOCKED, "a sequence may keep a for long"
+
+
+def test_the_share_of_models_that_left_is_free_for_others() -> None:
+    segments = Segments(Room(100, 100))
+    for name, size in (("a", 60), ("b", 30), ("c", 30)):
+        segments.add(name, room(size))
+        segments.use(name)
+        if name == "a":
+            segments.remove(name)
+    segments.add("d", room(1))
+    assert list(segments) == ["d", "b", "c"]
 
 
 def test_parts_of_an_ensemble_stay_for_its_load() -> None:

@@ -42,6 +42,14 @@ DECLARED = parse_toml(
     """,
     "rollout.toml",
 )
+LONG = """
+[labels]
+stable = 7
+[rollout]
+steps = ["5% 1h"]
+[rollout.guard]
+errors = 0.01
+"""
 STARTED = replace(DECLARED, labels={})
 
 
@@ -196,6 +204,30 @@ def test_a_failing_candidate_is_aborted_and_its_sentence_kept(site: Site, server
     assert status.progress.state is State.ABORTED
     assert status.progress.reason.startswith("errors 10.0 % of 300 against 0.2 % of 2,000, limit 1.0 % more")
     assert (server.routes["m"], server.serving["m"]) == (Traffic(7), {7})
+
+
+def test_a_candidate_that_fails_late_is_aborted_by_its_last_minute(site: Site, server: FakeServer) -> None:
+    server.repository["m"].add(8)
+    site.loop.declare("m", parse_toml(LONG, "rollout.toml"))
+    site.settle()
+    for _ in range(30):
+        site.look()
+    while site.look(bad=0.1).progress.state is State.STEP:
+        failures = server.counts["m", 8].failures / server.counts["m", 8].requests
+        assert failures < 0.01, "all together are within the limit"
+
+
+def test_a_candidate_that_was_loaded_again_is_judged_from_there(site: Site, server: FakeServer) -> None:
+    server.repository["m"].add(8)
+    site.loop.declare("m", parse_toml(LONG, "rollout.toml"))
+    site.settle()
+    for _ in range(2):
+        site.look()
+    site.loop.call("m", RolloutCommand.SET_WEIGHT, 1000)
+    site.settle()
+    server.counts["m", 8] = Counts()
+    assert site.look().window.candidate.requests == 0
+    assert site.look().window.candidate.requests == 300
 
 
 def test_while_baking_the_old_versions_last_step_is_the_measure(site: Site, server: FakeServer) -> None:

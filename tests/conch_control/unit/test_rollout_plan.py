@@ -31,6 +31,7 @@ from conch_control.rollout.rollout_state import (
     Progress,
     Publish,
     PublishLabels,
+    Refusal,
     RolloutCommand,
     Save,
     Select,
@@ -242,6 +243,15 @@ def test_one_sure_verdict_aborts() -> None:
     driven = stepping()
     driven.judge(SURE)
     assert driven.state is State.ABORTING
+
+
+def test_of_many_refusals_the_newest_stay() -> None:
+    refused = tuple(Refusal(version, "a") for version in range(100, 200))
+    driven = Driven(progress=Progress(refused=refused), v7="a ready", v200="b")
+    driven.look(v200="b ready", **{f"v{each.version}": "a" for each in refused})
+    assert driven.state is State.STEP
+    driven.judge(SURE)
+    assert [each.version for each in driven.plan.progress.refused] == [*range(101, 201)]
 
 
 def test_start_again_retries_a_refused_candidate() -> None:

@@ -153,6 +153,12 @@ def test_reasons() -> None:
     }
     assert place({"m": Demand()}, []).problems == {"m": "0 of all copies placed: there is no server"}
     assert place({"m": Demand(1, bytes=5), "n": Demand(1)}, rooms[:2]).servers == {"m": ("a",), "n": ("b",)}
+    leaving = Demand(1, {"gpu": "true"}, 7, held=frozenset("b"))
+    assert (
+        place({"m": leaving, "n": Demand(1, bytes=95)}, rooms[:2])
+        .problems["n"]
+        .endswith("b has 93 B free and 95 B are needed")
+    )
 
 
 # --- files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 from tests.support.rest import Wire
 from tests.support.waiting import PATIENCE_S
@@ -116,20 +117,21 @@ def test_parts_are_sent_as_they_come() -> None:
 
 def test_parts_wait_for_a_slow_client_and_are_sent_together() -> None:
     async def scenario(wire: Wire, told: Told, task: asyncio.Task[None]) -> None:
-        told.put(b"a", b"b", b"c")
+        told.put(b"a", b"bbbb", b"cccc")
         await until(lambda: told.taken == 3)
         await settled()
         assert sent(wire) == b"<a>"
         wire.read()
-        await until(lambda: sent(wire) == b"<a><b+c>")
+        await until(lambda: sent(wire) == b"<a><bbbb+cccc>")
         assert told.taken == 3  # without a further part
-        told.put(b"d", None)
-        await until(lambda: told.taken == 5)
-        assert sent(wire) == b"<a><b+c>"
+        told.put(b"dddd", None)
+        await settled()
+        assert told.taken == 5
+        assert sent(wire) == b"<a><bbbb+cccc>"
         wire.read()
         wire.read()
         await task
-        assert sent(wire) == b"<a><b+c><d>END"
+        assert sent(wire) == b"<a><bbbb+cccc><dddd>END"
 
     play(scenario, reads=2)
 
@@ -168,3 +170,15 @@ def test_a_silent_stream_has_comments_and_a_slow_client_none() -> None:
         assert sent(wire) == b"<a>"
 
     play(silent, reads=2, silence_s=0.03)
+
+
+def test_comments_go_on_with_the_next_stream() -> None:
+    async def run() -> None:
+        streams = OpenStreams(0.003)
+        for _ in range(2):
+            stream: Any = Mock()
+            streams.add(stream)
+            await until(lambda stream=stream: stream.comment.called)  # type: ignore[misc]
+            streams.remove(stream)
+
+    asyncio.run(run())

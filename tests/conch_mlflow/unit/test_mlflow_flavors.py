@@ -194,6 +194,7 @@ def test_a_directory_in_tritons_layout_is_the_model() -> None:
     [
         ({"1/model.py": b""}, "'model.py'"),
         ({"1/model.onnx": b"", "1/custom.so": b""}, "'custom.so'"),
+        ({"1/model.onnx": b"", "api.py": b""}, "'api.py'"),
         ({"1/model.pt2": b""}, "backend 'pytorch'"),
         ({"1/model.x": b"", "config.pbtxt": b'backend: "python"'}, "backend 'python'"),
         ({"1/model.x": b"", "config.pbtxt": b'backend: "/tmp/mine"'}, "backend '/tmp/mine'"),

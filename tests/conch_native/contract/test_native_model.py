@@ -129,20 +129,26 @@ def stream(native_backends: NativeBackends, tmp_path: Path) -> Iterator[NativeMo
         yield model
 
 
-def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
+def test_responses_wait_for_their_own_client_only(
+    stream: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 100
-    slow, fast = (Answered(number, np.array([count], np.int32), "INT32", 10) for number in (1, 2))
-    fast.request.granted = 1000
-    for answered in (slow, fast):
-        assert stream.instances[0].execute(Batch([answered.request], 1, 0)) is None
-    assert fast.ended.wait(PATIENCE_S)
-    assert fast.values == list(range(count))
-    eventually(lambda: len(slow.responses) == 10, "the first responses are sent")
-    while not slow.ended.is_set():
-        sent = len(slow.responses)
-        slow.grant(7)
-        eventually(partial(slow.has_more, sent), "more are sent")
-    assert slow.values == list(range(count))
+    monkeypatch.setattr(native_model, "MOST_WAITING", 4 * count)  # bytes of all responses to one of them
+    for first in (1, 3):
+        slow, fast = (
+            Answered(number, np.array([count], np.int32), "INT32", 10) for number in (first, first + 1)
+        )
+        fast.request.granted = 1000
+        for answered in (slow, fast):
+            assert stream.instances[0].execute(Batch([answered.request], 1, 0)) is None
+        assert fast.ended.wait(PATIENCE_S)
+        assert fast.values == list(range(count))
+        eventually(lambda slow=slow: len(slow.responses) == 10, "the first are sent")  # type: ignore[misc]
+        while not slow.ended.is_set():
+            sent = len(slow.responses)
+            slow.grant(7)
+            eventually(partial(slow.has_more, sent), "more are sent")
+        assert slow.values == list(range(count))
 
 
 def test_responses_of_a_request_that_runs_again_stay_in_order(native_backends: NativeBackends) -> None:

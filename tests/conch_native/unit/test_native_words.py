@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conch.core.errors import ERRORS_BY_CODE, InternalError, UnknownError
@@ -172,6 +172,7 @@ def _small_responses(first: int, count: int, events: list[Event]) -> SmallRespon
 
 
 @given(batches())
+@example((1, 1, [SmallResponse(1, True, []), SmallResponse(1, True, []), Released(1, False)]))
 def test_small_responses_are_those_of_the_events(batch: tuple[int, int, list[Event]]) -> None:
     first, count, events = batch
     data = b"".join(map(_written, events))

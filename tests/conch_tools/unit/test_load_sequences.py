@@ -53,6 +53,7 @@ def test_each_sequence_is_whole_and_alone_with_its_id(
     for number, slot, fails in data.draw(
         st.lists(
             st.tuples(st.integers(0, shares - 1), st.integers(0, slots - 1), st.sampled_from([0, 0, 0, 1])),
+            min_size=20,
             max_size=60,
         )
     ):

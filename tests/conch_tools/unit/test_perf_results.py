@@ -95,3 +95,8 @@ def test_refuses_another_format_and_names_a_wrong_field() -> None:
         PerfResult.from_json(json.dumps(found))
     with pytest.raises(ResultsFormatError, match="not a JSON file"):
         PerfResult.from_json("<html>")
+
+
+def test_a_percentile_is_a_time_that_was_measured() -> None:
+    times = Histogram.of(range(1, 101))
+    assert [times.quantile_ns(share) for share in (0, 0.5, 1)] == [1, 51, 100]

@@ -41,6 +41,15 @@ def test_finds_the_highest_rate(capacity: float) -> None:
     assert "doesn't: p99 is" in outcome.reason
 
 
+def test_a_rate_that_the_server_does_not_take_is_not_met() -> None:
+    search = RateSearch([Limit.parse("p99=1s")])
+    while (rate := search.ask()) is not None:
+        point = _point(min(rate, 150), 1)
+        point.slices[0].shed = max(int(rate) - 150, 0)
+        search.tell(point)
+    assert search.outcome().rate == pytest.approx(150, rel=0.06)
+
+
 def test_says_how_far_off_the_nearest_was() -> None:
     search = RateSearch([Limit.parse("p50=1ms")])
     while (rate := search.ask()) is not None:

@@ -86,14 +86,15 @@ def test_continues_where_it_stopped(stopped_at: int) -> None:
     assert searcher.ask() is None
 
 
-def test_measures_every_variant_of_a_small_space_and_never_one_that_failed_again() -> None:
+@pytest.mark.parametrize("failed", [(1,), (2,)])
+def test_measures_every_variant_of_a_small_space_and_never_one_that_failed_again(failed: Variant) -> None:
     searcher = Searcher({"batch": (1, 2, 4)}, (1,), 30, 0)
     asked = []
     while (found := searcher.ask()) is not None:
         asked.append(found[0])
-        searcher.tell(*found, -1.0 if found[0] == (2,) else float(found[0][0]))
+        searcher.tell(*found, -1.0 if found[0] == failed else float(found[0][0]))
     assert set(asked) == {(1,), (2,), (4,)}
-    assert asked.count((2,)) == 1
+    assert asked.count(failed) == 1
     assert searcher.ranking()[0] == (4,)
 
 

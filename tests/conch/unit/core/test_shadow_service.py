@@ -75,6 +75,12 @@ def test_comparisons_take_their_share_at_most(work: list[tuple[int, int]]) -> No
         now += wait + pause
 
 
+def test_a_time_without_comparisons_saves_up_one_burst() -> None:
+    hour_ns = 3600 * 10**9
+    assert Allowance(0).spend(BURST_NS, hour_ns) == 0
+    assert Allowance(0).spend(BURST_NS + 1, hour_ns) > 0
+
+
 @pytest.mark.parametrize("kind", ["message", "array", "array read before", "strings"])
 def test_inputs_are_the_same_bytes_unless_others_may_write_to_them(kind: str) -> None:
     array = np.zeros(4, np.float32)

@@ -42,6 +42,7 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
     loop = IO_LOOP.hold()
     open_calls = OpenCalls()
     lost: list[str] = []
+    cancelled: list[int] = []
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with taken:
@@ -51,7 +52,7 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
             "front 0",
             ours,
             connections,
-            Handlers({INFER.grpc_method: lambda call, message: None}),
+            Handlers({INFER.grpc_method: lambda call, message: call.watch(cancelled.append, 1)}),
             RequestReader(),
             open_calls,
             loop,
@@ -81,4 +82,4 @@ def test_a_lost_front_leaves_nothing_to_the_garbage_collector() -> None:
             gc.enable()
             IO_LOOP.release()
             connections.take_back()
-    assert lost == ["its process has ended"]
+    assert (lost, cancelled) == (["its process has ended"], [1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from conch.core.tensor import Buffer
@@ -71,6 +71,7 @@ def test_calls_arrive(pair: Pair, deadline_ns: int | None, method: str, message:
     compression=st.none() | st.just("gzip"),
     message=st.none() | _MESSAGES,
 )
+@example(status=0, details="", trailing=(("key", "value"),), compression=None, message=b"x")
 def test_answers_arrive(
     pair: Pair,
     status: int,

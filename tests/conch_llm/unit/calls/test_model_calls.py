@@ -94,14 +94,23 @@ async def all_of(generation: Generation) -> list[Delta]:
 
 
 def test_choices_of_prompts_are_merged() -> None:
+    """The second prompt is answered when the end of a choice of the first one has been taken."""
+    ended = threading.Event()
+
     def script(request: InferenceRequest) -> None:
         prompt = bytes(request.inputs["text_input"].numpy()[0])
+        assert prompt == b"a" or ended.wait(WAIT_S)
         for word in (prompt, str((request.parameters or {})["seed"]).encode()):
             respond(request, word)
         request.respond(None)
 
     async def use(calls: ModelCalls) -> list[Delta]:
-        return await all_of(calls.generate(model, asked("a", "b", choices=2, seed=5), Caller()))
+        generation = calls.generate(model, asked("a", "b", choices=2, seed=5), Caller())
+        found: list[Delta] = []
+        while not any(delta.finish_reason for delta in found):
+            found += await generation.take() or ()
+        ended.set()
+        return found + await all_of(generation)
 
     model = decoupled(script)
     deltas = run(model, use)
@@ -174,10 +183,13 @@ def test_an_error_comes_after_what_was_before() -> None:
 
 def test_closing_cancels_a_model_that_waits_for_its_reader() -> None:
     ended = threading.Event()
+    cancelled: list[bool] = []
 
     def script(request: InferenceRequest) -> None:
-        while not request.cancelled:
-            respond(request, b"x" * 100_000)
+        for _ in range(300_000):
+            if not request.cancelled:
+                respond(request, b"x" * 10_000)
+        cancelled.append(request.cancelled)
         request.respond(None)
         ended.set()
 
@@ -191,6 +203,7 @@ def test_closing_cancels_a_model_that_waits_for_its_reader() -> None:
 
     model = decoupled(script)
     run(model, use)
+    assert cancelled == [True]
 
 
 def test_native_answers_have_the_status_of_their_first_piece() -> None:

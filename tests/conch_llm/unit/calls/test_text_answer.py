@@ -48,6 +48,10 @@ def test_repeated_first_pieces_are_kept_until_another_decides(count: int, ends: 
     assert read("", repeated if ends else [*repeated, b"!"]) == "ha" * count + ("" if ends else "!")
 
 
+def test_a_first_piece_may_end_with_a_broken_character_that_stays() -> None:
+    assert read("", ["a\ufffd".encode(), b"b"]) == "a\ufffdb"
+
+
 @given(st.text("aü€", min_size=1))
 def test_a_cumulative_text_may_end_with_a_broken_character(text: str) -> None:
     broken = [text[:count] + "\ufffd" for count in range(len(text))]

@@ -238,14 +238,15 @@ def test_a_setting_of_windows_is_linear() -> None:
 def test_what_is_kept_of_closed_streams_is_bounded() -> None:
     connection = server(limits=Http2Limits(resets=10**9))
 
-    def rounds() -> Iterator[bytes]:
-        for number in range(1, 20_000, 8):
+    def rounds(first: int, end: int) -> Iterator[bytes]:
+        for number in range(first, end, 8):
             yield headers(number) + window_update(number, 0)
 
-    feed(connection, rounds())
+    feed(connection, rounds(1, 20_000))
     assert connection.open_streams == 0
     few = size_of(connection)
-    feed(connection, (headers(number) + reset(number) for number in range(20_001, 60_000, 8)))
+    feed(connection, rounds(20_001, 60_000))
+    feed(connection, (headers(number) + reset(number) for number in range(60_001, 100_000, 8)))
     assert size_of(connection) <= few * 1.1
 
 
@@ -307,6 +308,25 @@ def test_windows_of_a_peer_that_sends_too_much() -> None:
     assert connection.receive(headers(1) + data(1, bytes(100_001)), 0)[1:] == [
         StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)
     ]
+
+
+def test_all_that_is_received_comes_back_to_the_windows() -> None:
+    """Also padding, and what a stream had not consumed when it closes."""
+    connection = server(LocalSettings(initial_window=65_535, connection_window=65_535))
+    connection.receive(headers(1) + frame(DATA, PADDED, 1, bytes([200]) + bytes(19_999)), 0)
+    connection.consumed(1, 20_000 - 201)
+    assert [(each.stream_id, each.word) for each in frames(output(connection))] == [(0, 20_000), (1, 20_000)]
+    connection.receive(data(1, bytes(20_000)) + reset(1), 0)
+    assert [(each.stream_id, each.word) for each in frames(output(connection))] == [(0, 20_000)]
+
+
+def test_settings_that_open_a_window_wake_its_stream() -> None:
+    connection = server(None, None, (4, 10))
+    connection.receive(headers(1, end=True), 0)
+    connection.send_data(1, [bytes(100)])
+    assert [len(each.payload) for each in frames(output(connection))] == [10]
+    connection.receive(settings((4, 1000)), 0)
+    assert connection.unsent(1) == 0
 
 
 def test_a_peer_may_fill_the_default_window_until_it_knows_of_a_smaller_one() -> None:

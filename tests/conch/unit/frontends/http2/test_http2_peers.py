@@ -411,20 +411,22 @@ def test_requests_of_h2_arrive_whole_through_small_windows(
 
 
 def test_long_header_blocks_are_continued() -> None:
+    """Also one whose last frame is full: of the last two the table has all other fields."""
     client, server = Http2Connection(client=True), h2_peer(False)
     server.initiate_connection()
     client.receive(server.data_to_send(), 0)
-    large = ((b"x-large", b"v" * 40_000),)
-    stream_id = client.open_stream()
-    client.send_headers(stream_id, REQUEST + large, end_stream=True)
-    sent = output(client)
-    assert [one.kind for one in frames(sent) if one.stream_id == stream_id] == [
-        HEADERS,
-        CONTINUATION,
-        CONTINUATION,
-    ]
-    told = story_of_h2(server.receive_data(sent))
-    assert told == [("headers", 1, REQUEST + large), ("end", 1)]
+    last = 0
+    for fills in (False, False, True):
+        large = ((b"x-large", b"v" * (40_000 + (16_384 - last if fills else 0))),)
+        stream_id = client.open_stream()
+        client.send_headers(stream_id, REQUEST + large, end_stream=True)
+        sent = output(client)
+        found = [one for one in frames(sent) if one.stream_id == stream_id]
+        assert [one.kind for one in found] == [HEADERS, CONTINUATION, CONTINUATION]
+        told = story_of_h2(server.receive_data(sent))
+        assert told == [("headers", stream_id, REQUEST + large), ("end", stream_id)]
+        last = len(found[-1].payload)
+    assert last == 16_384
 
 
 def test_streams_take_turns() -> None:
@@ -435,6 +437,7 @@ def test_streams_take_turns() -> None:
     for stream_id in (1, 3):
         connection.receive(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, peer.encode(REQUEST)), 0)
     for stream_id in (1, 3):
-        connection.send_data(stream_id, [bytes(9 * 16_384)], end_stream=True)
-    order = [one.stream_id for one in frames(output(connection)) if one.kind == DATA]
-    assert order == [1] * 4 + [3] * 4 + [1] * 4 + [3] * 4 + [1, 3]
+        connection.send_data(stream_id, [bytes(10 * 16_384)], end_stream=True)
+    sent = [one for one in frames(output(connection)) if one.kind == DATA]
+    assert [one.stream_id for one in sent] == [1] * 4 + [3] * 4 + [1] * 4 + [3] * 4 + [1, 1, 3, 3]
+    assert [one.flags & END_STREAM for one in sent] == [0] * 16 + [0, 1, 0, 1]

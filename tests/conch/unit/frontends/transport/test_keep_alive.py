@@ -62,11 +62,13 @@ def test_a_client_that_does_not_answer_is_disconnected() -> None:
     assert connection.ended == "keep_alive"
 
 
-def test_a_busy_connection_is_not_pinged() -> None:
+def test_a_connection_is_pinged_once_it_is_quiet() -> None:
     connection = Connection()
     connection.keep.heard = True
     connection.tick()
     assert connection.pings == 0
+    connection.tick()
+    assert connection.pings == 1
 
 
 @pytest.mark.parametrize("without_calls", [False, True])
