@@ -62,6 +62,7 @@ class Lifecycle:
         self.failures: list[LoadFailure] = []
         self.models_at_failure: list[IndexEntry] = []
         self._slow_loads = SlowLoads(self._agent.unfinished)
+        self._operations_ended = True
         self._start_ended = threading.Event()  # set unless a start runs
         self._start_ended.set()
         self._waiting = threading.Event()  # never set: a stop sleeps on it
@@ -174,8 +175,9 @@ class Lifecycle:
         context = self._context
         ended = self._run_for_all_parts(lambda part, left_s: part.drain(left_s), end)
         ended = self._run_for_all_parts(lambda part, left_s: part.disconnect(left_s), end) and ended
-        # Blocked storage can outlast the calls that wait for it.
-        ended = context.door.close(lambda: _left(end)) and ended
+        # Blocked storage can outlast the calls that wait for it; what has been given up stays so.
+        self._operations_ended = context.door.close(lambda: _left(end)) and self._operations_ended
+        ended = self._operations_ended and ended
         for part in self._parts:
             part.flush(_left(end))
         ended = self._agent.close(_left(end)) and ended

@@ -37,7 +37,7 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 def test_its_comment_leads_to_a_server_with_an_engine_and_its_flags() -> None:
     text = UNIT.read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (extra,) = re.findall(r"\.whl\[(\w+)\]", text)
+    (extra,) = re.findall(r"conch\[(\w+)\]", text)
     assert any(each.startswith("onnxruntime") for each in extras[extra])
     read = directive("EnvironmentFile").removeprefix("-")
     assert set(re.findall(r"/etc/conch/[\w.]+", text)) == {read}, "flags go where nothing reads them"

@@ -368,7 +368,7 @@ def test_a_folder_without_an_interpreter_is_said(tmp_path: Path, cache: Environm
 @pytest.fixture
 def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides uv, as on a machine without it."""
-    monkeypatch.setattr(Tools, "here", classmethod(lambda cls: Tools((), True)))
+    monkeypatch.setattr(Tools, "detect", classmethod(lambda cls: Tools((), True)))
 
 
 FAKE_UV = """\
