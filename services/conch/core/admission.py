@@ -8,7 +8,7 @@ gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
    was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
 5. Cancel, if the client left before the version knew the request.
-6. On an error, release the regions and end the log line; the error is raised to the caller.
+6. On an error, end the log line; the error is raised to the caller, whose `refuse` releases the regions.
 
 A request whose model is not in memory waits here, between its steps 1 and 2, or in 4 if the model has been
 evicted since. `admit` returns then, and the responder gets a later error too. `cancel` ends the wait.
@@ -204,7 +204,6 @@ class Admission:
             self._wait(cold, request, caller, bytes_in, observer, again)
             return None
         except Exception as error:  # boundary: models and caches of add-ons; raised again
-            request.discard()
             self._log_failure(request, error)
             raise
 
@@ -258,7 +257,6 @@ class Admission:
                     raise error
                 again()
             except Exception as refused:  # boundary: models and caches of add-ons
-                request.discard()
                 self._fail(request, refused, waits)
             else:
                 waits.ended()
@@ -271,7 +269,6 @@ class Admission:
             wait.start()
         except ConchError:
             del self._waits[request]
-            request.discard()
             raise
         if observer is not None:
             observer.wait_began()
@@ -337,7 +334,6 @@ class Admission:
         waits = self._waits.pop(request, None)
         if waits is not None:
             waits.wait.cancel()
-            request.discard()
             self._fail(request, CancelledError("the client has cancelled the call"), waits)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.core import Answers, make_request, make_spec
 from tests.support.profiles import scaled
@@ -80,6 +80,7 @@ class Observer:
         self.waits -= 1
 
 
+@example(["load", "close", "send", "load"])
 @settings(max_examples=scaled(200))
 @given(st.lists(st.sampled_from(["send", "cancel", "load", "fail", "evict", "close"]), max_size=20))
 def test_each_request_is_answered_once_and_none_is_left(actions: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from tests.support.core import Answers
 from tests.support.profiles import scaled
 from tests.support.sharing import in_region, shared_object
 
+from conch.core.admission import Admission
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
+from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, Responder
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.memory.region_bindings import bind_regions
@@ -177,4 +180,14 @@ def test_an_empty_input_beside_one_in_a_region_needs_no_contents(regions: Region
     message.inputs[1].shape[:] = [1]
     with pytest.raises(InvalidArgumentError, match="unable to find data for input tensor 'b'"):
         decoder(message.SerializeToString(), Answers(), 0)
+    assert users(regions) == 0
+
+
+def test_a_refused_request_releases_its_regions(regions: Regions) -> None:
+    admission = Admission(Registry(), bind=partial(bind_regions, regions))
+    request = RequestDecoder()(message_of(("a", ("r", 4))).SerializeToString(), Answers(), 0)
+    with pytest.raises(NotFoundError) as refused:
+        admission.admit(request)
+    assert users(regions) == 1
+    admission.refuse(request, refused.value, None, 0, 0)
     assert users(regions) == 0
