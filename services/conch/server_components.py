@@ -47,7 +47,6 @@ from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart, in_order
 from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
-from conch.process.nvml_memory import open_nvml_memory
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
@@ -95,15 +94,12 @@ def build_components(
     control = options.control_with_counts()
     if policy is not None and control.mode != "on-demand":
         policy.refuse_load_limits()
-    registry = Registry(lambda: agent.residency)
+    registry = Registry(lambda: agent.residency.cold)
     # Each meter measures since it was read last.
     meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
     shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
-    gpu_memory = None
     try:
-        if control.residency.gpu_memory:
-            gpu_memory = open_nvml_memory(control.residency.gpu_memory)
         agent = Agent(
             control,
             registry,
@@ -113,13 +109,11 @@ def build_components(
             repositories=repositories,
             families=families,
             shadows=shadows,
-            gpu_memory=gpu_memory,
+            residency=options.residency,
             passes_blocks=server.front_ends > 0,
             facts=lambda *asked: find_fact(core, services, metrics, *asked),
         )
     except BaseException:
-        if gpu_memory is not None:
-            gpu_memory.close()
         if cache is not None:
             cache.close()
         raise

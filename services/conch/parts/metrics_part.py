@@ -70,7 +70,6 @@ class MetricsPart(Port):
                 local,
                 _sizes_of(context.services.regions),
                 ready,
-                None if context.agent.residency is None else context.agent.residency.counts,
             ),
             CustomMetrics(context.families),
             lambda: rollout_families(registry, context.agent.rollout_control.counts()),

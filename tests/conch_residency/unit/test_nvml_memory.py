@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.gpu_memory import GpuUse
-from conch.process import nvml_memory
+from conch_residency import nvml_memory
+from conch_residency.gpu_memory import GpuUse
 
 
 class FakeNvml(SimpleNamespace):

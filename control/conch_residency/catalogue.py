@@ -16,8 +16,8 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.statistics_snapshot import VersionStatistics
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Scan
-from conch_control.residency.residency_state import SavedModel
-from conch_control.residency.segments import Room
+from conch_residency.residency_state import SavedModel
+from conch_residency.segments import Room
 
 _S = 1_000_000_000
 _LONGEST_NS = 60 * _S

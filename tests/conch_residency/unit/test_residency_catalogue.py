@@ -15,9 +15,9 @@ from conch.core.errors import InternalError, ResourceExhaustedError
 from conch.core.model_statistics import ModelStatistics
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Scan
-from conch_control.residency.catalogue import Catalogue
-from conch_control.residency.cold_queue import ColdQueue, Waiter
-from conch_control.residency.segments import Room
+from conch_residency.catalogue import Catalogue
+from conch_residency.cold_queue import ColdQueue, Waiter
+from conch_residency.segments import Room
 
 if TYPE_CHECKING:
     from pathlib import Path

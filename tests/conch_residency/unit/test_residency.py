@@ -23,8 +23,9 @@ from conch.core.errors import (
     UnavailableError,
 )
 from conch.core.model_control import IndexEntry
-from conch_control.control_options import ResidencyOptions
-from conch_control.residency import catalogue
+from conch_residency import catalogue
+from conch_residency.residency import OnDemandResidency
+from conch_residency.residency_settings import ResidencySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ def on_demand(
     site: Site, memory: int | str = "80%", state_directory: Path | None = None, **settings: Any
 ) -> Agent:
     patient = {"min_resident_s": 0.0, "cold_start_timeout_s": PATIENCE_S}
-    given = ResidencyOptions(memory=memory, **patient | settings)
+    given = ResidencySettings(memory=memory, **patient | settings)
     agent = site.agent("on-demand", residency=given, load_threads=4, state_directory=state_directory)
     assert agent.start() == []
     return agent
@@ -126,7 +127,7 @@ def test_a_complete_config_describes_a_cold_model(site: Site) -> None:
     site.model("incomplete", config='backend: "echo"')
     site.model("wrong", {})
     residency = on_demand(site).residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     described = residency.describe("a")
     assert residency.describe("incomplete") == residency.describe("wrong") == residency.describe("x") == {}
     assert site.loads() == []
@@ -157,7 +158,7 @@ def test_the_oldest_idle_model_makes_room(site: Site) -> None:
         assert ask(site, name) is None
         wait_until(lambda: len(in_memory(site)) <= 2)
     assert in_memory(site) == {"a", "b"}
-    assert agent.residency is not None
+    assert isinstance(agent.residency, OnDemandResidency)
     counts = agent.residency.counts()
     assert (counts.evictions, counts.cold_starts) == ({"room": 3}, {"loaded": 5})
     assert {name: model.cold_starts for name, model in counts.models.items()} == {"a": 2, "b": 2}
@@ -198,7 +199,7 @@ def test_a_sequence_goes_on_where_its_model_is_evicted_at_this_moment(
 ) -> None:
     site.model("sequences", config=f"{CONFIG} sequence_batching {{ }}")
     residency = on_demand(site).residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     assert resident(lambda: site.send_in_sequence("sequences", 1, start=True)).error() is None
     resolve = site.registry.resolve_request
 
@@ -218,7 +219,7 @@ def test_a_model_that_keeps_a_sequence_while_it_is_evicted_blocks_no_other_load(
     for name in "ab":
         site.model(name)
     residency = on_demand(site, models=2).residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     assert resident(lambda: site.send_in_sequence("sequences", 1, start=True)).error() is None
     assert ask(site, "a") is None
     assert residency.unload("sequences", False)
@@ -339,7 +340,7 @@ def test_a_model_stays_while_its_rollout_pins_it(site: Site) -> None:
     for name in "ab":
         site.model(name)
     residency = on_demand(site, models=1, cold_start_timeout_s=0.2).residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     residency.pin_for_rollout("a", True)
     assert ask_for(site, "a") is None
     with pytest.raises(ResourceExhaustedError, match=r"'a' has 1 MB \(rollout\)"):
@@ -356,7 +357,7 @@ def test_a_restart_brings_back_what_was_in_memory(site: Site, tmp_path: Path) ->
     first = on_demand(site, models=5, state_directory=state)
     for name in "abcdefg":
         assert ask(site, name) is None
-    assert first.residency is not None
+    assert isinstance(first.residency, OnDemandResidency)
     wait_until(lambda: in_memory(site) == set("cdefg"))
     assert first.close(WAIT_S)
     site.remove("f")
@@ -455,7 +456,7 @@ def test_idle_models_are_evicted_unless_they_have_their_own_timeout(site: Site) 
         ask(site, "wrong")
     wait_until(lambda: in_memory(site) == {"for_ever"})
     residency = agent.residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     wait_until(lambda: residency.counts().evictions == {"idle": 1})
     assert ask(site, "m") is None
 
@@ -465,7 +466,7 @@ def test_statistics_survive_an_eviction(site: Site) -> None:
         site.model(name)
     agent = on_demand(site, models=1)
     residency = agent.residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     for _ in range(3):
         assert ask(site, "a") is None
     assert residency.kept_statistics("a") == []

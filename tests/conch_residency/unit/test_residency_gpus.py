@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +14,19 @@ from tests.support.waiting import PATIENCE_S
 from conch.core.cold_models import resident
 from conch.core.errors import ModelMemoryError
 from conch.core.execution.placement import Devices
-from conch.core.gpu_memory import GpuUse
-from conch_control.control_options import ResidencyOptions
-from conch_control.residency.gpu_meter import GpuMeter
+from conch_control.lifecycle.residency import ResidencyKind
+from conch_residency.gpu_memory import GpuUse
+from conch_residency.gpu_meter import GpuMeter
+from conch_residency.residency import OnDemandResidency
+from conch_residency.residency_options import ResidencyOptions
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
+
+    from conch.core.registry import Registry
+    from conch_control.control_options import ControlOptions
+    from conch_control.lifecycle.resident_loads import ResidentLoads
+    from conch_control.repository.repositories import Repositories
 
 MB = 1_000_000
 OWN, WORKER, OTHER = os.getpid(), 1_000_001, 1_000_002
@@ -40,6 +48,19 @@ class FakeGpu:
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass(frozen=True)
+class WithGpu(ResidencyKind):
+    """A residency that measures a stand-in."""
+
+    gpu: FakeGpu
+
+    def open(
+        self, options: ControlOptions, registry: Registry, repositories: Repositories, loads: ResidentLoads
+    ) -> OnDemandResidency:
+        own = ResidencyOptions(gpu_memory={0: 100 * MB}, min_resident_s=0.0, cold_start_timeout_s=PATIENCE_S)
+        return OnDemandResidency(options, own, registry, repositories, loads, gpu_memory=self.gpu)
 
 
 def test_a_load_has_taken_what_its_processes_have_more() -> None:
@@ -84,17 +105,10 @@ def test_models_of_a_gpu_stay_within_its_budget(site: Site) -> None:
         site.model(name, config=CONFIG + GPU_MODEL.format(10))
     site.model("large", config=CONFIG + GPU_MODEL.format(101))
     site.model("host")
-    agent = site.agent(
-        "on-demand",
-        residency=ResidencyOptions(
-            gpu_memory={0: 100 * MB}, min_resident_s=0.0, cold_start_timeout_s=PATIENCE_S
-        ),
-        devices=Devices((0,)),
-        gpu_memory=gpu,
-    )
+    agent = site.agent("on-demand", residency=WithGpu(gpu), devices=Devices((0,)))
     assert agent.start() == []
     residency = agent.residency
-    assert residency is not None
+    assert isinstance(residency, OnDemandResidency)
     for name in ("host", "a", "b", "c"):
         assert resident(lambda name=name: site.send(name)).error() is None  # type: ignore[misc]
     assert sum(each.bytes["gpu:0"] for each in residency.counts().models.values()) == 90 * MB

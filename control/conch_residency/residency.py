@@ -41,10 +41,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.cold_models import ColdModelError, ColdWait, Payer
+from conch.core.cold_models import ColdModelError, ColdModels, ColdWait, Payer
 from conch.core.errors import (
     ERRORS_BY_CODE,
     ConchError,
@@ -54,23 +53,24 @@ from conch.core.errors import (
     UnavailableError,
     without_details,
 )
-from conch.core.gpu_memory import GpuMemory
 from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
-from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics, ResidentModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.statistics_snapshot import VersionStatistics
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
+from conch_control.lifecycle.residency import Errors, Residency
+from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import ModelSource, Scan
-from conch_control.residency.catalogue import Catalogue
-from conch_control.residency.cold_queue import ColdQueue, Waiter
-from conch_control.residency.gpu_meter import GpuMeter
-from conch_control.residency.model_sizes import (
+from conch_control.repository.source import Scan
+from conch_residency.catalogue import Catalogue
+from conch_residency.cold_queue import ColdQueue, Waiter
+from conch_residency.gpu_memory import GpuMemory
+from conch_residency.gpu_meter import GpuMeter
+from conch_residency.model_sizes import (
     GPU_MEMORY,
     LEAST_BYTES,
     MEMORY,
@@ -83,15 +83,18 @@ from conch_control.residency.model_sizes import (
     read_parameters,
     worker_pids,
 )
-from conch_control.residency.residency_plan import (
+from conch_residency.nvml_memory import open_nvml_memory
+from conch_residency.residency_counts import ResidencyCounts, ResidencyStatistics, ResidentModel
+from conch_residency.residency_options import ResidencyOptions
+from conch_residency.residency_plan import (
     Holding,
     HoldingState,
     ResidencyLimits,
     ResidencyPlan,
     RoomOutcome,
 )
-from conch_control.residency.residency_state import ResidencyFile, SavedResidency
-from conch_control.residency.segments import Room
+from conch_residency.residency_state import ResidencyFile, SavedResidency
+from conch_residency.segments import Room
 
 log = logging.getLogger(__name__)
 
@@ -112,28 +115,6 @@ _HOURLY_NS = 3600 * _S
 _WARM_REQUESTS = 100
 _FAILED = "the model could not be loaded"
 _NO_ROOM = Room()
-
-Errors = Mapping[str, Exception]
-"""Errors of a load by model."""
-
-
-class Loads(Protocol):
-    """Loads and evictions that residency starts."""
-
-    def load(self, name: str, scan: Scan) -> Errors:
-        """Loads a model after the models that it is composed of, and returns when it is ready or failed."""
-
-    def evict(self, name: str, gone: Callable[[], None]) -> None:
-        """Unpublishes a model; `gone` is called once it has left memory."""
-
-    def host_bytes(self, name: str) -> int | None:
-        """Growth of the process by the load of a model; None if unknown."""
-
-    def resident_bytes(self) -> int | None:
-        """Memory of the process; None if unknown."""
-
-    def describe(self, source: ModelSource) -> Mapping[int, ModelSpec]:
-        """Specs of a model's versions, from its files; empty if only a load tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +201,12 @@ class _Pins:
         return "rollout" if name in self.by_rollouts else ""
 
 
-class Residency:
+class OnDemandResidency(Residency):
     """The models of a server in on-demand mode; a `conch.core.cold_models.ColdModels`.
 
     Args:
-        options: Settings.
+        options: Settings of the control plane.
+        own: Limits of the models in memory.
         registry: The models in memory.
         repositories: The repositories of the models.
         loads: Loads and evicts.
@@ -238,9 +220,10 @@ class Residency:
     def __init__(
         self,
         options: ControlOptions,
+        own: ResidencyOptions,
         registry: Registry,
         repositories: Repositories,
-        loads: Loads,
+        loads: ResidentLoads,
         clock: Clock = monotonic_ns,
         gpu_memory: GpuMemory | None = None,
     ) -> None:
@@ -249,7 +232,7 @@ class Residency:
         self._repositories = repositories
         self._loads = loads
         self._clock = clock
-        own = options.residency
+        self._rejects = own.cold_start == "reject"
         self._gpus = GpuMeter(sorted(own.gpu_memory), gpu_memory)
         gpu_budgets = tuple(own.gpu_memory[each] for each in self._gpus.devices)
         self._no_gpus = (0,) * len(gpu_budgets)
@@ -279,6 +262,11 @@ class Residency:
         self._unsaved = False
         self._saved_ns = 0
         self.statistics = ResidencyStatistics()
+
+    @property
+    def cold(self) -> ColdModels:
+        """Itself: a request can have any model of the catalogue loaded."""
+        return self
 
     # --- the catalogue ------------------------------------------------------------------------------------
 
@@ -312,7 +300,7 @@ class Residency:
         gpus = zip(self._gpus.devices, room.gpus or self._no_gpus, strict=True)
         return {"cpu": room.bytes, **{f"gpu:{device}": taken for device, taken in gpus}}
 
-    def ready(self, is_ready: Callable[[str], bool]) -> bool:
+    def ready(self, names: Iterable[str], is_ready: Callable[[str], bool]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
         with self._lock:
             pinned = list(self._pins.by_calls)
@@ -375,7 +363,7 @@ class Residency:
         self._plan.note_request(name, now)
         usual_ns = self._catalogue.load_ns(name)
         deadline = wait.deadline_ns
-        if self._options.residency.cold_start == "reject":
+        if self._rejects:
             self.statistics.ended("rejected")
             raise _later(f"model '{name}' is not in memory, and is being loaded", usual_ns)
         if deadline is not None and usual_ns and now + usual_ns > deadline:
@@ -827,7 +815,7 @@ class Residency:
         if size.bytes <= self._budget.bytes:
             return ModelMemoryError(
                 f"no memory for model '{name}': it is composed of {len(sizes) - 1} models, and "
-                f"--resident-models allows {self._options.residency.models} in memory"
+                f"--resident-models allows {self._budget.models} in memory"
             )
         return ModelMemoryError(
             f"no memory for model '{name}': it needs {size.bytes / 1e6:.0f} MB, and all models together have "
@@ -1025,6 +1013,27 @@ class Residency:
             self._pins.by_calls.discard(name)
             self._pins.by_configs.discard(name)
             self._pin()
+
+
+def open_residency(
+    options: ControlOptions,
+    own: ResidencyOptions,
+    registry: Registry,
+    repositories: Repositories,
+    loads: ResidentLoads,
+) -> OnDemandResidency:
+    """Makes the residency of one server, which reads the memory of GPUs if some have a budget.
+
+    Raises:
+        InvalidArgumentError: The state directory or the library for GPUs can't be used.
+    """
+    gpu_memory = open_nvml_memory(own.gpu_memory) if own.gpu_memory else None
+    try:
+        return OnDemandResidency(options, own, registry, repositories, loads, gpu_memory=gpu_memory)
+    except BaseException:
+        if gpu_memory is not None:
+            gpu_memory.close()
+        raise
 
 
 def _is_busy(model: Servable) -> bool:

@@ -40,7 +40,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from conch_control.residency.segments import Room, Segments
+from conch_residency.segments import Room, Segments
 
 _S = 1_000_000_000
 RARE_NS = 3600 * _S

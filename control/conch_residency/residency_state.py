@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conch_control.residency.segments import Room
 from conch_control.state_files import TEMPORARY, make_state_directory, write_state_file
+from conch_residency.segments import Room
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from conch_control.residency.residency_plan import HoldingState, ResidencyLimits, ResidencyPlan, RoomOutcome
-from conch_control.residency.segments import Room
+from conch_residency.residency_plan import HoldingState, ResidencyLimits, ResidencyPlan, RoomOutcome
+from conch_residency.segments import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conch_control.residency.residency_plan import Holding
+    from conch_residency.residency_plan import Holding
 
 S = 1_000_000_000
 BUDGET = Room(100, 6, (40,))

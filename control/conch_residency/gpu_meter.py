@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from conch.core.gpu_memory import GpuMemory, GpuUse
+from conch_residency.gpu_memory import GpuMemory, GpuUse
 
 
 @dataclass(slots=True, eq=False)

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.gpu_memory import GpuUse
 from conch.process.gpu_discovery import gpu_uuids
+from conch_residency.gpu_memory import GpuUse
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _FLAG = "--resident-gpu-memory"
 
 
 class NvmlMemory:
-    """A `conch.core.gpu_memory.GpuMemory`.
+    """A `conch_residency.gpu_memory.GpuMemory`.
 
     Args:
         nvml: An initialised `pynvml`.
