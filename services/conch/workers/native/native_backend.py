@@ -16,7 +16,8 @@ from conch.core.execution.placement import Placement, place
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.ipc.spec_json import Library
-from conch.workers.environments import Environment, EnvironmentSpec, server_environment
+from conch.workers.environment import Environment, server_environment
+from conch.workers.environment_spec import read_variables
 from conch.workers.native.library_search import NO_STRATEGY, find_library
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
@@ -27,7 +28,6 @@ _HOST = "libtritonserver.so"
 _SEARCH_PATH = "LD_LIBRARY_PATH"
 _PYTHON_ONLY = "CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_STRICT_OUTPUTS", "EXECUTION_ENV_PATH"
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
-_IGNORE_PACKAGES = {"build-environments": "ignore"}
 
 
 class NativeBackend(Backend):
@@ -207,7 +207,7 @@ def _environment(
     name: str, file: Path, version_directory: Path, parameters: Mapping[str, str]
 ) -> Environment:
     """The server's environment, where the library finds what it needs beside it and the model."""
-    added = EnvironmentSpec.read(name, version_directory, "", parameters, _IGNORE_PACKAGES).variables or {}
+    added = read_variables(name, version_directory, parameters, {})
     given = added.get(_SEARCH_PATH, os.environ.get(_SEARCH_PATH, ""))
     folders = dict.fromkeys([str(file.parent), str(version_directory.absolute()), *given.split(":")])
     return server_environment({**added, _SEARCH_PATH: ":".join(folder for folder in folders if folder)})

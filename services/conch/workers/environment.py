@@ -1,10 +1,14 @@
-"""The environment of a worker process: interpreter, variables, further module paths."""
+"""The environment of a worker process: interpreter, variables, further module paths.
+
+The server knows its own. `OwnEnvironment` is that of a model which asks for another one; add-ons have some.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -93,3 +97,27 @@ def server_environment(added: Mapping[str, str] | None = None) -> Environment:
         raise UnavailableError("this program has no Python interpreter that workers could be started with")
     version = ".".join(str(part) for part in sys.version_info[:3])
     return Environment(Path(sys.executable), {**inherited(), **(added or {})}, version=version)
+
+
+class OwnEnvironment(ABC):
+    """An environment that a model asks for instead of the server's.
+
+    An add-on finds them by the entry-point group ``conch.environments``: a function of the model's name, its
+    version directory, its model file, the parameters of its config and the options of its backend, which
+    returns an `OwnEnvironment`, or None if the model asks for none. It raises ConchError for a file or a
+    setting that is wrong, and makes nothing.
+
+    Attributes:
+        reason: Setting or file that asks for it, for messages.
+    """
+
+    reason: str
+
+    @abstractmethod
+    def make(self, variables: Mapping[str, str]) -> Environment:
+        """Makes it if needed, with these variables besides the inherited ones; may take minutes.
+
+        Raises:
+            ConchError: It can't be made or can't run models; the text names the file. Or the load was
+                stopped.
+        """

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadCancelled, never
-from conch.workers.environments.archives import digest
-from conch.workers.environments.environment_spec import Packages
-from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
-from conch.workers.environments.tools import run_tool
+from conch_environments.archives import digest
+from conch_environments.interpreter import OLDEST, interpreter_in, without_python
+from conch_environments.package_lists import Packages
+from conch_environments.tools import run_tool
 
 _FORMAT = 2
 """Part of every key; incremented when the way of building changes."""

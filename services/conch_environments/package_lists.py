@@ -1,38 +1,25 @@
-"""Reads a model's environment spec: an environment named by its config, or packages listed in its files."""
+"""Reads the packages that are listed in a model's files."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from conch.backends.python.python_settings import NeedsWorkerError, Placement, Settings
 from conch.core.errors import InvalidArgumentError
-from conch.core.spec import ModelSpec
-from conch.workers.environments.environment import named
-from conch.workers.environments.local_dependencies import (
+from conch_environments.local_dependencies import (
     named_in_lines,
     relative_in_lock,
     relative_in_project,
 )
 
-EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
-MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-BUILD = "build-environments"
-PREPARED = "environment"
-VARIABLE = "CONCH_ENV_"
-PASS = "CONCH_PASS_ENVIRONMENT"
-PASS_OPTION = "pass-environment"
-
 Kind = Literal["requirements", "project", "uv-lock", "pylock", "script"]
 
 _SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\n(?P<lines>(?:^#(?:| .*)\n)+?)^# ///[ \t]*$")
 _NESTED = re.compile(r"(?m)^[ \t]*(?:-r|-c|--requirement|--constraint)(?:[ \t]+|=)?(?P<file>\S+)")
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,115 +54,12 @@ class Packages:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentSpec:
-    """The environment that a model version requires.
+def find_packages(where: str, version_directory: Path, model_file: str) -> Packages | None:
+    """The first list found; the version's directory precedes the model's.
 
-    Attributes:
-        prepared: Directory or archive from the config.
-        packages: Packages to install.
-        variables: Variables besides the inherited ones.
-        reason: Setting that requires a worker, for messages; empty if none does.
+    Raises:
+        InvalidArgumentError: A file can't be read or is malformed.
     """
-
-    prepared: Path | None = None
-    packages: Packages | None = None
-    variables: Mapping[str, str] | None = None
-    reason: str = ""
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> EnvironmentSpec:
-        """Reads a complete spec.
-
-        Raises:
-            ConchError: A file can't be read or is malformed.
-        """
-        return cls.read(
-            spec.name, spec.version_directory, spec.model_file, spec.parameters, spec.backend_options
-        )
-
-    @classmethod
-    def read(
-        cls,
-        name: str,
-        version_directory: Path,
-        model_file: str,
-        parameters: Mapping[str, str],
-        options: Mapping[str, str],
-    ) -> EnvironmentSpec:
-        """Reads parameters of a config and options of the backend."""
-        where = f"model '{name}'"
-        directory = version_directory.parent
-        own = _variables(where, directory, parameters)
-        variables = {**_passed(where, parameters, options), **own}
-        given = parameters.get(EXECUTION_ENV_PATH, "")
-        if given:
-            path = Path(given.replace(MODEL_DIRECTORY, str(directory))).absolute()
-            if not path.exists():
-                raise InvalidArgumentError(
-                    f"{where}: there is no '{path}', which parameter '{EXECUTION_ENV_PATH}' names"
-                )
-            return cls(path, None, variables, f"parameter '{EXECUTION_ENV_PATH}'")
-        packages = None if _ignored(options) else _packages(where, version_directory, model_file)
-        if packages is not None:
-            return cls(None, packages, variables, f"'{packages.file}'")
-        if given := options.get(PREPARED, ""):
-            source = f"--backend-config=...,{PREPARED}"
-            path = Path(given).absolute()
-            if not path.exists():
-                raise InvalidArgumentError(f"{where}: there is no '{path}', which {source} names")
-            return cls(path, None, variables, source)
-        setting = PASS if PASS in parameters else f"{VARIABLE}{next(iter(own))}" if own else ""
-        reason = f"parameter '{setting}'" if setting else ""
-        return cls(None, None, variables, reason)
-
-
-def may_build(options: Mapping[str, str]) -> bool:
-    """True if packages may be installed."""
-    return options.get(BUILD, "true") == "true"
-
-
-def _ignored(options: Mapping[str, str]) -> bool:
-    value = options.get(BUILD, "true")
-    if value not in ("true", "false", "ignore"):
-        raise InvalidArgumentError(
-            f"--backend-config=python,{BUILD} must be 'true', 'false' or 'ignore', not '{value}'"
-        )
-    return value == "ignore"
-
-
-def _variables(where: str, directory: Path, parameters: Mapping[str, str]) -> dict[str, str]:
-    variables = {}
-    for key, value in parameters.items():
-        if key.startswith(VARIABLE):
-            name = key.removeprefix(VARIABLE)
-            if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
-                raise InvalidArgumentError(f"{where}: parameter '{key}' is no variable that can be set")
-            variables[name] = value.replace(MODEL_DIRECTORY, str(directory))
-    return variables
-
-
-def _passed(where: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the server that config and operator select."""
-    patterns: list[str] = []
-    for value, source in (
-        (options.get(PASS_OPTION), f"--backend-config=python,{PASS_OPTION}"),
-        (parameters.get(PASS), f"{where}: parameter '{PASS}'"),
-    ):
-        if value is None:
-            continue
-        listed = value.replace(",", " ").split()
-        if not listed or not all(map(_PATTERN.fullmatch, listed)):
-            raise InvalidArgumentError(
-                f"{source} must list names of environment variables, or patterns such as 'AWS_*', separated "
-                f"by commas, not '{value}'"
-            )
-        patterns += listed
-    return named(patterns)
-
-
-def _packages(where: str, version_directory: Path, model_file: str) -> Packages | None:
-    """The first list found; the version's directory precedes the model's."""
     script = version_directory / model_file
     for found in (
         _in_directory(where, version_directory),
@@ -284,31 +168,3 @@ def _text(where: str, path: Path, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{where}: 'requires-python' in '{path}' must be a string")
     return value
-
-
-def placement_of(spec: ModelSpec) -> Placement:
-    """Placement of a model version's instances.
-
-    Models that require an environment or variables run in workers by default, as in Triton.
-
-    Raises:
-        NeedsWorkerError: The model requires an environment, but is configured to run in process.
-    """
-    return resolve_placement(spec.name, EnvironmentSpec.of(spec), spec.parameters, spec.backend_options)
-
-
-def resolve_placement(
-    name: str, wanted: EnvironmentSpec, parameters: Mapping[str, str], options: Mapping[str, str]
-) -> Placement:
-    """As `placement_of`, for a config that is not complete."""
-    placement = Settings.read(name, parameters, options).placement
-    if not wanted.reason or placement == "worker":
-        return placement
-    own = "CONCH_PLACEMENT" in parameters
-    setting = "parameter 'CONCH_PLACEMENT'" if own else "--backend-config=python,placement"
-    raise NeedsWorkerError(
-        f"model '{name}': {wanted.reason} asks for an environment of its own, which only a worker process "
-        f"can have",
-        f"but {setting} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' "
-        f"for the model",
-    )

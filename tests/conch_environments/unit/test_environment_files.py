@@ -14,9 +14,11 @@ from packaging.version import Version
 from tests.support.environments import model
 
 from conch.core.errors import InvalidArgumentError
-from conch.workers.environments import EnvironmentSpec, placement_of
-from conch.workers.environments.building import allows, key_of
-from conch.workers.environments.environment_spec import Packages
+from conch.core.spec import ModelSpec
+from conch.workers.environment_spec import EnvironmentSpec, placement_of
+from conch_environments.building import allows, key_of
+from conch_environments.own_environments import BuiltEnvironment, PreparedEnvironment
+from conch_environments.package_lists import Packages
 
 PROJECT = '[project]\nname = "m"\ndependencies = ["pillow>=10", "scipy"]\nrequires-python = ">=3.10"\n'
 SCRIPT = '''"""A model."""
@@ -28,6 +30,16 @@ SCRIPT = '''"""A model."""
 # ///
 import PIL
 '''
+
+
+def listed(spec: ModelSpec) -> Packages:
+    own = EnvironmentSpec.of(spec).own
+    assert isinstance(own, BuiltEnvironment)
+    return own.packages
+
+
+def prepared(path: Path) -> PreparedEnvironment:
+    return PreparedEnvironment("m", path, "parameter 'EXECUTION_ENV_PATH'", {})
 
 
 def test_most_models_ask_for_nothing(tmp_path: Path) -> None:
@@ -42,8 +54,7 @@ def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) ->
     spec = model(tmp_path, {**files, "requirements.txt": "b", "pyproject.toml": PROJECT})
     found = []
     for path in (*files, "requirements.txt", "pyproject.toml"):
-        packages = EnvironmentSpec.of(spec).packages
-        assert packages is not None
+        packages = listed(spec)
         found.append((packages.kind, str(packages.file.relative_to(spec.directory))))
         (spec.directory / path).unlink()
     assert found == [
@@ -53,40 +64,33 @@ def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) ->
         ("requirements", "requirements.txt"),
         ("project", "pyproject.toml"),
     ]
-    assert EnvironmentSpec.of(spec).packages is None
+    assert EnvironmentSpec.of(spec).own is None
 
 
 def test_dependencies_in_toml(tmp_path: Path) -> None:
-    packages = EnvironmentSpec.of(model(tmp_path, {"pyproject.toml": PROJECT})).packages
-    assert packages is not None
+    packages = listed(model(tmp_path, {"pyproject.toml": PROJECT}))
     assert packages.dependencies == ("pillow>=10", "scipy")
     assert packages.requires_python == ">=3.10"
-    packages = EnvironmentSpec.of(model(tmp_path, {"1/model.py": SCRIPT}, name="script")).packages
-    assert packages is not None
+    packages = listed(model(tmp_path, {"1/model.py": SCRIPT}, name="script"))
     assert packages.dependencies == ("pillow",)
     assert packages.requires_python == ">=3.11"
 
 
 def test_locks_count(tmp_path: Path) -> None:
     spec = model(tmp_path, {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"})
-    packages = EnvironmentSpec.of(spec).packages
-    assert packages is not None
+    packages = listed(spec)
     assert packages.kind == "uv-lock"
     before = key_of(packages, tmp_path)
     (spec.directory / "uv.lock").write_text("version = 2\n")
-    again = EnvironmentSpec.of(spec).packages
-    assert again is not None
+    again = listed(spec)
     assert key_of(again, tmp_path) != before
     (spec.directory / "pylock.toml").write_text('lock-version = "1.0"\n')
-    last = EnvironmentSpec.of(spec).packages
-    assert last is not None
+    last = listed(spec)
     assert last.kind == "pylock"
 
 
 def packages_of(root: Path, name: str, files: dict[str, str]) -> Packages:
-    packages = EnvironmentSpec.of(model(root, files, name=name)).packages
-    assert packages is not None
-    return packages
+    return listed(model(root, files, name=name))
 
 
 def key(root: Path, name: str, files: dict[str, str]) -> str:
@@ -283,17 +287,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_an_environment_that_the_config_names_comes_first(tmp_path: Path) -> None:
     spec = model(tmp_path, {"requirements.txt": "x", "env.tar.gz": ""}, {"EXECUTION_ENV_PATH": ""})
-    assert EnvironmentSpec.of(spec).packages is not None
+    assert listed(spec)
     spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/env.tar.gz"})
-    assert EnvironmentSpec.of(spec).prepared == spec.directory / "env.tar.gz"
-    assert EnvironmentSpec.of(spec).packages is None
+    assert EnvironmentSpec.of(spec).own == prepared(spec.directory / "env.tar.gz")
 
 
 def test_a_relative_path_starts_where_the_server_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "envs").mkdir()
     monkeypatch.chdir(tmp_path)
     spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "envs"})
-    assert EnvironmentSpec.of(spec).prepared == Path(os.getcwd(), "envs")
+    assert EnvironmentSpec.of(spec).own == prepared(Path(os.getcwd(), "envs"))
 
 
 def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:

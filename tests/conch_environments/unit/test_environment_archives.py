@@ -14,7 +14,7 @@ import pytest
 from tests.support.environments import link, of_type, tar_of
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.workers.environments.archives import digest, unpack
+from conch_environments.archives import digest, unpack
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.workers.environments import EnvironmentCache
-from conch.workers.environments.cache import Kept
-from conch.workers.environments.locks import FileLock
+from conch_environments.cache import EnvironmentCache, Kept
+from conch_environments.locks import FileLock
 
 MIB = 1024 * 1024
 
@@ -136,7 +135,7 @@ def test_what_fails_is_not_kept(tmp_path: Path) -> None:
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
-from conch.workers.environments import EnvironmentCache
+from conch_environments.cache import EnvironmentCache
 
 def make(folder, lock):
     (folder / "env").mkdir()
@@ -324,11 +323,7 @@ def test_where_it_is_and_how_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EnvironmentCache.of({}).directory == Path("/home/someone/.cache/conch/environments")
     options = {"environment-cache": "here", "environment-cache-mb": "7"}
     assert EnvironmentCache.of(options) == EnvironmentCache(Path.cwd() / "here", 7)
-    for key, value in (
-        ("environment-cache", ""),
-        ("environment-cache-mb", "-1"),
-        ("environment-cache-mb", "x"),
-    ):
+    for key, value in (("environment-cache", ""), ("environment-cache-mb", "-1")):
         with pytest.raises(InvalidArgumentError, match=f"^--backend-config=python,{key} must "):
             EnvironmentCache.of({key: value})
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadCancelled, never
-from conch.workers.environments.locks import FileLock
+from conch_environments.locks import FileLock
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +71,11 @@ class EnvironmentCache:
         Raises:
             ConchError: An option is invalid, or there is no home directory.
         """
-        limit = options.get(LIMIT, str(_DEFAULT_MB))
-        if not (limit.isascii() and limit.isdecimal()):
-            raise InvalidArgumentError(
-                f"--backend-config=python,{LIMIT} must be a whole number of MiB, not '{limit}'"
-            )
+        check_options(options)
         given = options.get(DIRECTORY)
-        if given is None:
-            return cls(_user_cache(), int(limit))
-        if not given:
-            raise InvalidArgumentError(f"--backend-config=python,{DIRECTORY} must name a directory")
-        return cls(Path(given).absolute(), int(limit))
+        return cls(
+            _user_cache() if given is None else Path(given).absolute(), int(options.get(LIMIT, _DEFAULT_MB))
+        )
 
     def find_or_make(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
         """Finds or makes an environment. An error of `make` leaves no entry.
@@ -169,6 +163,17 @@ class EnvironmentCache:
             log.warning("can't remove the environment '%s': %s", self.directory / key, error)
             return False
         return True
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Checks the backend's options of the cache. Raises InvalidArgumentError: one is malformed."""
+    limit = options.get(LIMIT, str(_DEFAULT_MB))
+    if not (limit.isascii() and limit.isdecimal()):
+        raise InvalidArgumentError(
+            f"--backend-config=python,{LIMIT} must be a whole number of MiB, not '{limit}'"
+        )
+    if options.get(DIRECTORY) == "":
+        raise InvalidArgumentError(f"--backend-config=python,{DIRECTORY} must name a directory")
 
 
 def _next_key(key: str) -> str:

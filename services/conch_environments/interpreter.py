@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadCancelled, never
-from conch.workers.environments.environment import inherited
-from conch.workers.environments.tools import ends_within, kill_group
+from conch.workers.environment import inherited
+from conch_environments.tools import ends_within, kill_group
 
 OLDEST = (3, 10)
 _OLDEST_NUMPY = (1, 23)

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.model_control import cancellable_load
-from conch.workers.environments import Environment, EnvironmentCache, EnvironmentSpec, environment_for
-from conch.workers.environments import building as building_module
-from conch.workers.environments.building import Tools
-from conch.workers.environments.environment import NAMES, PREFIXES
-from conch.workers.environments.interpreter import interpreter_in
-from conch.workers.environments.tools import Output, run_tool
+from conch.core.spec import ModelSpec
+from conch.workers.environment import NAMES, PREFIXES, Environment
+from conch.workers.environment_spec import EnvironmentSpec
+from conch_environments import building as building_module
+from conch_environments.building import Tools
+from conch_environments.cache import EnvironmentCache
+from conch_environments.interpreter import interpreter_in
+from conch_environments.own_environments import BuiltEnvironment, PreparedEnvironment
+from conch_environments.tools import Output, run_tool
 
 pytestmark = pytest.mark.process
 
@@ -65,6 +69,11 @@ def run(environment: Environment, code: str) -> Any:
     command = [str(environment.python), "-c", f"import json; print(json.dumps({code}))"]
     done = subprocess.run(command, env=environment.variables, capture_output=True, check=True, text=True)
     return json.loads(done.stdout)
+
+
+def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
+    options = {**spec.backend_options, "environment-cache": str(cache.directory)}
+    return EnvironmentSpec.of(replace(spec, backend_options=options)).make()
 
 
 @contextmanager
@@ -106,10 +115,10 @@ def test_variables_of_a_model(tmp_path: Path, cache: EnvironmentCache) -> None:
 def test_an_environment_for_models_without_one(tmp_path: Path) -> None:
     """The setting of a model itself comes first."""
     options = {"environment": str(tmp_path)}
-    spec = EnvironmentSpec.of(model(tmp_path, {}, {}, options))
-    assert (spec.prepared, spec.reason) == (tmp_path, "--backend-config=...,environment")
-    listed = EnvironmentSpec.of(model(tmp_path, {"requirements.txt": "numpy"}, {}, options, name="listed"))
-    assert listed.prepared is None and listed.packages is not None
+    own = EnvironmentSpec.of(model(tmp_path, {}, {}, options)).own
+    assert own == PreparedEnvironment("m", tmp_path, "--backend-config=...,environment", options)
+    listed = model(tmp_path, {"requirements.txt": "numpy"}, {}, options, name="listed")
+    assert isinstance(EnvironmentSpec.of(listed).own, BuiltEnvironment)
     with pytest.raises(
         InvalidArgumentError, match=r"there is no '/none', which --backend-config=\.\.\.,environment"
     ):
@@ -135,13 +144,13 @@ def test_workers_inherit_no_secrets(
     assert "VLLM_MAX_TOKENS_PER_EXPERT" in found, "a number of tokens is no secret"
     assert not {"TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN", "VLLM_API_KEY"} & found.keys()
     everything = EnvironmentSpec.read("m", tmp_path, "model.py", {}, {"pass-environment": "*"})
-    assert set(secrets) <= (everything.variables or {}).keys()
+    assert set(secrets) <= everything.variables.keys()
     with pytest.raises(InvalidArgumentError, match="'CONCH_PASS_ENVIRONMENT' must list names"):
         EnvironmentSpec.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "A=b"}))
 
 
 def test_the_page_lists_what_workers_inherit() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "python-models.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "python-models.md").read_text()
     listed = (*NAMES, *(f"{prefix}*" for prefix in PREFIXES))
     assert [name for name in listed if f"`{name}`" not in page] == []
 
@@ -368,7 +377,7 @@ def test_a_folder_without_an_interpreter_is_said(tmp_path: Path, cache: Environm
 @pytest.fixture
 def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides uv, as on a machine without it."""
-    monkeypatch.setattr(Tools, "here", classmethod(lambda cls: Tools((), True)))
+    monkeypatch.setattr(Tools, "detect", classmethod(lambda cls: Tools((), True)))
 
 
 FAKE_UV = """\
@@ -420,9 +429,8 @@ def test_requirements_are_installed_once(
     assert environment.label == f"model 'm', environment of '{spec.directory}/requirements.txt'"
     assert any("Successfully installed" in record.getMessage() for record in caplog.records)
     caplog.clear()
-    other = environment_for(
-        model(tmp_path, {"requirements.txt": only(wheels, "conch_needs")}, name="o"), cache
-    )
+    again = model(tmp_path, {"requirements.txt": only(wheels, "conch_needs")}, name="o")
+    other = environment_for(again, cache)
     assert other.python == environment.python
     assert not caplog.records
     other.release()
@@ -638,7 +646,7 @@ def test_a_tool_that_is_not_wanted_any_more_is_killed(tmp_path: Path) -> None:
 
 def test_a_tool_does_not_outlive_the_server(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom conch.workers.environments.tools import run_tool\n"
+        "import os, sys\nfrom pathlib import Path\nfrom conch_environments.tools import run_tool\n"
         "run_tool(sys.argv[1:], 'x', Path('.'), os.environ)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -732,18 +740,10 @@ def test_several_models_at_once_build_once(
         original(command, *arguments)
 
     monkeypatch.setattr(building_module, "run_tool", counted)
-    specs = [
-        model(tmp_path, {"requirements.txt": only(wheels, "conch_tiny")}, name=f"m{n}") for n in range(4)
-    ]
-    found: list[Environment] = []
-    threads = [
-        threading.Thread(target=lambda spec=spec: found.append(environment_for(spec, cache)))
-        for spec in specs
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    files = {"requirements.txt": only(wheels, "conch_tiny")}
+    specs = [model(tmp_path, files, name=f"m{number}") for number in range(4)]
+    with ThreadPoolExecutor(len(specs)) as pool:
+        found = list(pool.map(lambda spec: environment_for(spec, cache), specs))
     assert builds == ["venv", "pip"]
     assert len({environment.python for environment in found}) == 1
     for environment in found:

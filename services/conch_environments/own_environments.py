@@ -1,4 +1,4 @@
-"""Resolves the environment of a model: the server's, a directory, an unpacked archive, or a built one.
+"""Finds and makes the environment of a model: a directory, an unpacked archive, or a built one.
 
 Threads and locks: runs on the thread that loads the model, for minutes at worst.
 """
@@ -9,56 +9,123 @@ import logging
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from conch.core.model_control import LoadCancelled, load_cancelled
-from conch.core.spec import ModelSpec
-from conch.workers.environments.archives import digest, unpack
-from conch.workers.environments.building import Tools, build, key_of
-from conch.workers.environments.cache import EnvironmentCache, Kept, Make
-from conch.workers.environments.environment import Environment, server_environment
-from conch.workers.environments.environment_spec import BUILD, EnvironmentSpec, Packages, may_build
-from conch.workers.environments.interpreter import activated, interpreter_in
-from conch.workers.environments.tools import run_tool
+from conch.workers.environment import Environment, OwnEnvironment
+from conch.workers.environment_spec import MODEL_DIRECTORY
+from conch_environments.archives import digest, unpack
+from conch_environments.building import Tools, build, key_of
+from conch_environments.cache import EnvironmentCache, Kept, Make, check_options
+from conch_environments.interpreter import activated, interpreter_in
+from conch_environments.package_lists import Packages, find_packages
+from conch_environments.tools import run_tool
 
 log = logging.getLogger(__name__)
+
+EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
+BUILD = "build-environments"
+PREPARED = "environment"
 
 _BROKEN = "does not run any more and is removed"
 _NOTES = "archives"
 """Folder of the cache with digests of archives and wheels."""
 
 
-def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
-    """Resolves the environment of a model version, and makes it if needed.
+@dataclass(frozen=True, slots=True)
+class PreparedEnvironment(OwnEnvironment):
+    """A directory or an archive that the config or the operator names.
 
-    Raises:
-        ConchError: The environment can't be made or run models; the text names the file. Or the load was
-            stopped.
+    Attributes:
+        name: The model.
+        prepared: The path.
+        options: Options of the backend.
     """
-    return resolve_environment(spec.name, EnvironmentSpec.of(spec), spec.backend_options, cache)
+
+    name: str
+    prepared: Path
+    reason: str
+    options: Mapping[str, str]
+
+    def make(self, variables: Mapping[str, str]) -> Environment:
+        """Unpacks an archive that the cache does not have."""
+        stopped = load_cancelled()
+        label = f"model '{self.name}', environment '{self.prepared}'"
+        if self.prepared.is_dir():
+            return _running(self.prepared, label, variables, stopped)
+        return _unpacked(self.prepared, label, variables, EnvironmentCache.of(self.options), stopped)
 
 
-def resolve_environment(
-    name: str, wanted: EnvironmentSpec, options: Mapping[str, str], cache: EnvironmentCache
-) -> Environment:
-    """As `environment_for`, for a config that is not complete."""
-    stopped = load_cancelled()
-    variables = wanted.variables or {}
-    if wanted.prepared is not None:
-        label = f"model '{name}', environment '{wanted.prepared}'"
-        if wanted.prepared.is_dir():
-            return _running(wanted.prepared, label, variables, stopped)
-        return _unpacked(wanted.prepared, label, variables, cache, stopped)
-    if wanted.packages is not None:
-        label = f"model '{name}', environment of '{wanted.packages.file}'"
-        if not may_build(options):
+@dataclass(frozen=True, slots=True)
+class BuiltEnvironment(OwnEnvironment):
+    """An environment with the packages that a model lists.
+
+    Attributes:
+        name: The model.
+        packages: Packages to install.
+        options: Options of the backend.
+    """
+
+    name: str
+    packages: Packages
+    reason: str
+    options: Mapping[str, str]
+
+    def make(self, variables: Mapping[str, str]) -> Environment:
+        """Installs the packages, unless the cache has them."""
+        label = f"model '{self.name}', environment of '{self.packages.file}'"
+        if self.options.get(BUILD, "true") != "true":
             raise UnsupportedError(
                 f"{label}: the server was started with --backend-config=python,{BUILD}=false, so no packages "
                 f"are installed; name an environment that has them with EXECUTION_ENV_PATH"
             )
-        return _built(wanted.packages, label, variables, cache, stopped)
-    return server_environment(variables)
+        cache = EnvironmentCache.of(self.options)
+        return _built(self.packages, label, variables, cache, load_cancelled())
+
+
+def find_environment(
+    name: str,
+    version_directory: Path,
+    model_file: str,
+    parameters: Mapping[str, str],
+    options: Mapping[str, str],
+) -> OwnEnvironment | None:
+    """The environment that a model version asks for, for the entry-point group ``conch.environments``.
+
+    A path in the config comes before packages in the model's files, and these before a path of the operator.
+
+    Raises:
+        ConchError: A setting is wrong, or a file can't be read or is malformed.
+    """
+    where = f"model '{name}'"
+    check_options(options)
+    if given := parameters.get(EXECUTION_ENV_PATH, ""):
+        path = given.replace(MODEL_DIRECTORY, str(version_directory.parent))
+        return _prepared(name, path, f"parameter '{EXECUTION_ENV_PATH}'", options)
+    packages = None if _ignored(options) else find_packages(where, version_directory, model_file)
+    if packages is not None:
+        return BuiltEnvironment(name, packages, f"'{packages.file}'", options)
+    if given := options.get(PREPARED, ""):
+        return _prepared(name, given, f"--backend-config=...,{PREPARED}", options)
+    return None
+
+
+def _prepared(name: str, given: str, source: str, options: Mapping[str, str]) -> PreparedEnvironment:
+    path = Path(given).absolute()
+    if not path.exists():
+        raise InvalidArgumentError(f"model '{name}': there is no '{path}', which {source} names")
+    return PreparedEnvironment(name, path, source, options)
+
+
+def _ignored(options: Mapping[str, str]) -> bool:
+    value = options.get(BUILD, "true")
+    if value not in ("true", "false", "ignore"):
+        raise InvalidArgumentError(
+            f"--backend-config=python,{BUILD} must be 'true', 'false' or 'ignore', not '{value}'"
+        )
+    return value == "ignore"
 
 
 def _running(
