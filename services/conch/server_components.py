@@ -25,7 +25,6 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
-from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.server_facts import find_fact
 from conch.frontends.load_reports import LoadReports
@@ -45,7 +44,6 @@ from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart, in_order
-from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -97,7 +95,6 @@ def build_components(
     registry = Registry(lambda: agent.residency.cold)
     # Each meter measures since it was read last.
     meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
-    shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
     try:
         agent = Agent(
@@ -108,7 +105,7 @@ def build_components(
             drain,
             repositories=repositories,
             families=families,
-            shadows=shadows,
+            saturation=lambda: shadow_meter.read().saturation,
             residency=options.residency,
             passes_blocks=server.front_ends > 0,
             facts=lambda *asked: find_fact(core, services, metrics, *asked),
@@ -157,7 +154,6 @@ def build_components(
         parts=parts,
         reports=LoadReports(meter, CustomMetrics(families).snapshot),
         meter=meter,
-        shadows=shadows,
         families=families,
         tracing=tracing,
         exemplars=exemplars,
@@ -192,6 +188,5 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         from conch.parts.control_part import ControlPart  # imports grpcio
 
         yield ControlPart(options.control_port, context)
-    yield ShadowPart(context.shadows)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

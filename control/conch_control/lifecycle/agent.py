@@ -25,7 +25,6 @@ from conch.core.model_control import NOT_RESIDENT, IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
-from conch.core.shadows.shadow_service import Shadows
 from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
@@ -41,14 +40,14 @@ from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.residency import AllResident, Residency, ResidencyKind
 from conch_control.lifecycle.resident_loads import ResidentLoads
-from conch_control.lifecycle.rollouts import Rollouts
+from conch_control.lifecycle.rollouts import Saturation, open_rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_diff import Origin
 from conch_control.lifecycle.version_states import VersionStates
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Agent:
         *,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
-        shadows: Shadows | None = None,
+        saturation: Saturation = dict,
         residency: ResidencyKind | None = None,
         passes_blocks: bool = False,
         facts: FactFinder | None = None,
@@ -107,7 +106,7 @@ class Agent:
         self.calls = Calls(registry, models, passes_blocks, facts)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         queue = LoadQueue(max(options.load_threads, 1))
-        self.rollout_control = Rollouts(
+        self.rollout_control = open_rollouts(
             registry,
             queue,
             self._states,
@@ -116,8 +115,8 @@ class Agent:
             self._source,
             self._origin,
             self._pin,
-            Shadows() if shadows is None else shadows,
-            options.state_directory,
+            saturation,
+            options,
         )
         self.lifecycle = ModelLifecycle(
             options, registry, loader, self._states, queue, self.loads, self.rollout_control
@@ -146,7 +145,7 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
-        self.rollout_control.loop.restore()
+        self.rollout_control.restore()
         scan = self._remember(self.repositories.scan())
         self.residency.start(scan)
         names = startup_names(self._options, scan)
@@ -212,7 +211,7 @@ class Agent:
             if error is not None:
                 raise error
             if overrides.config is not None or overrides.files:
-                self.rollout_control.loop.end(each, "the model was loaded with another config")
+                self.rollout_control.end(each, "the model was loaded with another config")
 
     def _load_selected(self, name: str) -> None:
         """Loads and unloads versions of a model as its rollout selects them now."""
@@ -249,7 +248,7 @@ class Agent:
             for identifier in known or (name,):
                 self._dependencies.unload(identifier, unload_dependents)
         for identifier in known or (name,):
-            self.rollout_control.loop.end(identifier, "the model was unloaded")
+            self.rollout_control.end(identifier, "the model was unloaded")
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a ready version, or removes it with None; see `Rollouts.set_label`."""
@@ -328,7 +327,7 @@ class Agent:
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; returns True if all requests finished in time."""
-        self.rollout_control.stop()
+        self.rollout_control.close()
         try:
             return self.lifecycle.close(timeout_s)
         finally:

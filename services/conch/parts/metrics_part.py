@@ -32,7 +32,6 @@ from conch.observability.metrics.server_metrics import (
     RegionSizes,
     StateMetrics,
     export_families,
-    rollout_families,
     trace_families,
 )
 from conch.parts.server_part import PartContext, Port
@@ -72,7 +71,6 @@ class MetricsPart(Port):
                 ready,
             ),
             CustomMetrics(context.families),
-            lambda: rollout_families(registry, context.agent.rollout_control.counts()),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
         sources.append(lambda: [each for part in context.parts for each in part.families()])

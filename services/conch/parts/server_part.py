@@ -30,7 +30,6 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
-from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import LoopThread
@@ -70,7 +69,6 @@ class PartContext:
         parts: All parts of the server, in their order.
         reports: Load reports for clients.
         meter: Measures the load of models.
-        shadows: Copies of requests for candidates of rollouts.
         families: Metrics that models define.
         tracing: Tracing of requests.
         exemplars: Traces that metrics refer to.
@@ -91,7 +89,6 @@ class PartContext:
     parts: Sequence[ServerPart]
     reports: LoadReports
     meter: LoadMeter
-    shadows: Shadows
     families: CustomFamilies
     tracing: Tracing
     exemplars: Exemplars

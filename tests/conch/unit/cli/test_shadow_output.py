@@ -7,9 +7,9 @@ import math
 from tests.support.waiting import PATIENCE_S
 
 from conch.cli.shadow_output import shadow_text
-from conch.core.shadows.comparison import Difference, Figures
-from conch.core.shadows.shadow import ShadowPolicy
-from conch.core.shadows.shadow_service import Shadows
+from conch_rollout.shadows.comparison import Difference, Figures
+from conch_rollout.shadows.shadow import ShadowPolicy
+from conch_rollout.shadows.shadow_service import Shadows
 
 
 def test_counters_and_worst_pairs() -> None:

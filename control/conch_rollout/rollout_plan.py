@@ -43,8 +43,8 @@ from typing import NoReturn
 
 from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch_control.repository.layout import ROLLOUT_FILE
-from conch_control.rollout.guards import SURE, Result, Verdict
-from conch_control.rollout.rollout_file import (
+from conch_rollout.guards import SURE, Result, Verdict
+from conch_rollout.rollout_file import (
     NEWEST,
     STABLE,
     WHOLE,
@@ -53,7 +53,7 @@ from conch_control.rollout.rollout_file import (
     Rollout,
     percent,
 )
-from conch_control.rollout.rollout_state import (
+from conch_rollout.rollout_state import (
     LIVE,
     RESTING,
     Action,
@@ -69,7 +69,7 @@ from conch_control.rollout.rollout_state import (
     Traffic,
     VersionSight,
 )
-from conch_control.rollout.split_places import Places, first_places, moved_places
+from conch_rollout.split_places import Places, first_places, moved_places
 
 EXTENSION = 3
 """A step without a verdict lasts at most so many times its duration."""

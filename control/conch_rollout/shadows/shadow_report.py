@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conch.core.shadows.comparison import Difference, Figures
-from conch.core.shadows.pair_files import PairFiles
 from conch.core.tensor import Tensor
+from conch_rollout.shadows.comparison import Difference, Figures
+from conch_rollout.shadows.pair_files import PairFiles
 
 WORST_PAIRS = 32
 """Pairs that a report keeps."""

@@ -16,10 +16,11 @@ from tests.support.waiting import PATIENCE_S
 
 from conch.core.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from conch_control.events import EventLog
-from conch_control.rollout.guards import Counts
-from conch_control.rollout.rollout_file import Declaration, Rollout, parse_toml
-from conch_control.rollout.rollout_loop import LOOK_NS, RolloutLoop
-from conch_control.rollout.rollout_state import (
+from conch_control.managed_rollouts import Counts
+from conch_control.version_phase import Phase
+from conch_rollout.rollout_file import Declaration, Rollout, parse_toml
+from conch_rollout.rollout_loop import LOOK_NS, RolloutLoop
+from conch_rollout.rollout_state import (
     RolloutCommand,
     Select,
     State,
@@ -27,8 +28,7 @@ from conch_control.rollout.rollout_state import (
     Transition,
     VersionSight,
 )
-from conch_control.rollout.state_file import StateDirectory
-from conch_control.version_phase import Phase
+from conch_rollout.state_file import StateDirectory
 
 DECLARED = parse_toml(
     """

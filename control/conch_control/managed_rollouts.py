@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conch.core.rollouts import RolloutReport
-from conch_control.rollout.guards import Counts
 
 LONGEST_LEASE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests of one version in a window.
+
+    Attributes:
+        requests: Requests that succeeded or failed, without cache hits.
+        failures: Failures of the server: by the backend or its worker, internal errors, unavailability,
+            timeouts in the queue.
+        latencies: Times of successful requests; bucket n counts from 2**(n-1) to below 2**n nanoseconds.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    latencies: Sequence[int] = ()
+
+    def minus(self, earlier: Counts) -> Counts:
+        """The requests since an earlier look."""
+        old = [*earlier.latencies, *[0] * (len(self.latencies) - len(earlier.latencies))]
+        return Counts(
+            self.requests - earlier.requests,
+            self.failures - earlier.failures,
+            tuple(now - then for now, then in zip(self.latencies, old, strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

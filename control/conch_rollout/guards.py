@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from conch_control.rollout.rollout_file import WHOLE, Guard, duration, percent
+from conch_control.managed_rollouts import Counts
+from conch_rollout.rollout_file import WHOLE, Guard, duration, percent
 
 IMPROBABLE = 0.01
 """A guard fails below this probability."""
@@ -41,31 +42,6 @@ class Verdict:
     result: Result
     sentence: str
     p: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Requests of one version in a window.
-
-    Attributes:
-        requests: Requests that succeeded or failed, without cache hits.
-        failures: Failures of the server: by the backend or its worker, internal errors, unavailability,
-            timeouts in the queue.
-        latencies: Times of successful requests; bucket n counts from 2**(n-1) to below 2**n nanoseconds.
-    """
-
-    requests: int = 0
-    failures: int = 0
-    latencies: Sequence[int] = ()
-
-    def minus(self, earlier: Counts) -> Counts:
-        """The requests since an earlier look."""
-        old = [*earlier.latencies, *[0] * (len(self.latencies) - len(earlier.latencies))]
-        return Counts(
-            self.requests - earlier.requests,
-            self.failures - earlier.failures,
-            tuple(now - then for now, then in zip(self.latencies, old, strict=True)),
-        )
 
 
 @dataclass(frozen=True, slots=True)

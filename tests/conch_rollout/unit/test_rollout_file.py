@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.rollout.rollout_file import (
+from conch_rollout.rollout_file import (
     DEFAULT_STEPS,
     NEWEST,
     WHOLE,

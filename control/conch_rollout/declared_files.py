@@ -20,8 +20,8 @@ from conch_control.repository.layout import (
 )
 from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.source import Declared, Labelled, ModelSource
-from conch_control.rollout.rollout_calls import OWN_LABELS
-from conch_control.rollout.rollout_file import Declaration, parse_json, parse_toml
+from conch_rollout.rollout_calls import OWN_LABELS
+from conch_rollout.rollout_file import Declaration, parse_json, parse_toml
 
 _CANDIDATES = ("candidate", "challenger")
 """Labels of repositories whose version is the candidate, the first that there is."""

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.rollout.rollout_file import WHOLE, Declaration, parse_toml
-from conch_control.rollout.rollout_state import Progress, Refusal, State
-from conch_control.rollout.state_file import SavedRollout, StateDirectory, file_name
+from conch_rollout.rollout_file import WHOLE, Declaration, parse_toml
+from conch_rollout.rollout_state import Progress, Refusal, State
+from conch_rollout.state_file import SavedRollout, StateDirectory, file_name
 
 PROGRESS = Progress(
     State.STEP, 3, 7, 8, "d1", 6, 2, 500, 0, "resumed by a call", True, (Refusal(5, "d0", True),), "d2", 7

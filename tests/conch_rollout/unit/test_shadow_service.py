@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.servers import WAIT_S, eventually
 
-from conch.core.shadows.pair_files import PairFiles
-from conch.core.shadows.shadow import ShadowPolicy, kept_input
-from conch.core.shadows.shadow_service import BURST_NS, COMPARE_SHARE, Allowance, Shadows
 from conch.core.tensor import Tensor
+from conch_rollout.shadows.pair_files import PairFiles
+from conch_rollout.shadows.shadow import ShadowPolicy, kept_input
+from conch_rollout.shadows.shadow_service import BURST_NS, COMPARE_SHARE, Allowance, Shadows
 
 
 @pytest.fixture

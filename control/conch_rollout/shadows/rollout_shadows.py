@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conch.core.shadows.comparison import CompareRules
-from conch.core.shadows.shadow import Shadow, ShadowPolicy
-from conch.core.shadows.shadow_service import Shadows
-from conch_control.rollout.guards import Counts
-from conch_control.rollout.rollout_file import WHOLE, Compare, Rollout
-from conch_control.rollout.rollout_state import Traffic
+from conch_control.managed_rollouts import Counts
+from conch_rollout.rollout_file import WHOLE, Compare, Rollout
+from conch_rollout.rollout_state import Traffic
+from conch_rollout.shadows.comparison import CompareRules
+from conch_rollout.shadows.shadow import Shadow, ShadowPolicy
+from conch_rollout.shadows.shadow_service import Shadows
 
 
 class RolloutShadows:

@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from conch.core.errors import InternalError
-from conch.core.shadows.comparison import (
+from conch.core.tensor import Tensor, brain_floats
+from conch_rollout.shadows.comparison import (
     CompareRules,
     Difference,
     Figures,
@@ -23,8 +24,7 @@ from conch.core.shadows.comparison import (
     compare_outputs,
     compare_tensors,
 )
-from conch.core.shadows.shadow_report import EDGES, WORST_PAIRS, ShadowReport
-from conch.core.tensor import Tensor, brain_floats
+from conch_rollout.shadows.shadow_report import EDGES, WORST_PAIRS, ShadowReport
 
 RULES = CompareRules(atol=1e-2, rtol=1e-2)
 SHAPES = arrays.array_shapes(max_dims=3, max_side=6)

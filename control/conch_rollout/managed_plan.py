@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from conch.core.errors import FailedPreconditionError
-from conch_control.rollout.rollout_file import Declaration, duration
-from conch_control.rollout.rollout_plan import RolloutPlan
-from conch_control.rollout.rollout_state import Action, Progress, RolloutCommand, State
+from conch_rollout.rollout_file import Declaration, duration
+from conch_rollout.rollout_plan import RolloutPlan
+from conch_rollout.rollout_state import Action, Progress, RolloutCommand, State
 
 _TESTED = frozenset({State.STEP, State.PAUSED})
 

@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conch.core.latencies import PLACES, Latencies
-from conch_control.rollout.guards import (
-    IMPROBABLE,
-    SURE,
-    Counts,
-    Result,
-    Window,
-    judge,
-    tail,
-    traffic_note,
-)
-from conch_control.rollout.rollout_file import Guard
+from conch_control.managed_rollouts import Counts
+from conch_rollout.guards import IMPROBABLE, SURE, Result, Window, judge, tail, traffic_note
+from conch_rollout.rollout_file import Guard
 
 MINUTE = 60_000_000_000
 ERRORS = Guard(errors=0.01)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from conch_control.rollout.rollout_file import WHOLE, Declaration, as_json, check_declaration
-from conch_control.rollout.rollout_state import Progress, Refusal, State, Transition
-from conch_control.rollout.split_places import Places
 from conch_control.state_files import TEMPORARY, make_state_directory, sync_directory, write_state_file
+from conch_rollout.rollout_file import WHOLE, Declaration, as_json, check_declaration
+from conch_rollout.rollout_state import Progress, Refusal, State, Transition
+from conch_rollout.split_places import Places
 
 log = logging.getLogger(__name__)
 

@@ -23,15 +23,15 @@ from tests.support.sharing import shared_object
 from conch.core.clock import monotonic_ns
 from conch.core.registry import Registry
 from conch.core.route import WHOLE, Route
-from conch.core.shadows.comparison import CompareRules
-from conch.core.shadows.shadow import MOST_SATURATION, Shadow, ShadowPolicy
-from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
-from conch.observability.metrics.shadow_metrics import shadow_families
 from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
+from conch_rollout.shadows.comparison import CompareRules
+from conch_rollout.shadows.shadow import MOST_SATURATION, Shadow, ShadowPolicy
+from conch_rollout.shadows.shadow_metrics import shadow_families
+from conch_rollout.shadows.shadow_service import Shadows
 
 pytestmark = pytest.mark.slow
 

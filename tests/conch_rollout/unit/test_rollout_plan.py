@@ -21,10 +21,10 @@ from conch.core.registry import Entry
 from conch.core.route import Route
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import select_versions
-from conch_control.rollout.guards import Result, Verdict
-from conch_control.rollout.rollout_file import WHOLE, Declaration, parse_toml
-from conch_control.rollout.rollout_plan import EXTENSION, RolloutPlan
-from conch_control.rollout.rollout_state import (
+from conch_rollout.guards import Result, Verdict
+from conch_rollout.rollout_file import WHOLE, Declaration, parse_toml
+from conch_rollout.rollout_plan import EXTENSION, RolloutPlan
+from conch_rollout.rollout_state import (
     LIVE,
     RESTING,
     Action,
@@ -38,8 +38,8 @@ from conch_control.rollout.rollout_state import (
     Traffic,
     VersionSight,
 )
-from conch_control.rollout.split_places import Places, first_places, moved_places
-from conch_control.rollout.state_file import SavedRollout, decoded, encoded
+from conch_rollout.split_places import Places, first_places, moved_places
+from conch_rollout.state_file import SavedRollout, decoded, encoded
 
 MINUTE = 60_000_000_000
 PASS = Verdict(Result.PASS, "errors 0.0 %: pass")

@@ -43,11 +43,11 @@ from conch.core.responder_layers import ResponderLayer
 from conch.core.route import WHOLE
 from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.servable_wrapper import ServableWrapper
-from conch.core.shadows.comparison import CompareRules, compare_answers
-from conch.core.shadows.pair_files import PairFiles
-from conch.core.shadows.shadow_pair import MirroredSequence, ShadowPair, ShadowRequest
-from conch.core.shadows.shadow_report import ShadowReport
 from conch.core.tensor import Tensor
+from conch_rollout.shadows.comparison import CompareRules, compare_answers
+from conch_rollout.shadows.pair_files import PairFiles
+from conch_rollout.shadows.shadow_pair import MirroredSequence, ShadowPair, ShadowRequest
+from conch_rollout.shadows.shadow_report import ShadowReport
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.shadows.pair_files import PairFiles
-from conch.core.shadows.shadow import Shadow, ShadowPolicy
+from conch_rollout.shadows.pair_files import PairFiles
+from conch_rollout.shadows.shadow import Shadow, ShadowPolicy
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter, R
 from conch.core.response_cache.cache_key import ORDER
 from conch.core.response_cache.cached_model import Use
 from conch.core.servable import Servable
-from conch.core.shadows.comparison import VersionAnswer
 from conch.core.tensor import Tensor
+from conch_rollout.shadows.comparison import VersionAnswer
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from typing import Any
 from conch.core.errors import InvalidArgumentError, NotFoundError
 from conch.core.rollouts import ROLLOUT_ACTIONS, RolloutReport, RolloutSide, RolloutTransition
 from conch.core.version_text import check_label
-from conch_control.rollout.guards import Counts, p99_ns
-from conch_control.rollout.rollout_file import NEWEST, WHOLE, Declaration, as_json, check_declaration
-from conch_control.rollout.rollout_loop import RolloutLoop, RolloutStatus
-from conch_control.rollout.rollout_state import RESTING, RolloutCommand, State, Transition
+from conch_control.managed_rollouts import Counts
+from conch_rollout.guards import p99_ns
+from conch_rollout.rollout_file import NEWEST, WHOLE, Declaration, as_json, check_declaration
+from conch_rollout.rollout_loop import RolloutLoop, RolloutStatus
+from conch_rollout.rollout_state import RESTING, RolloutCommand, State, Transition
 
 DELETE = "delete"
 _WEIGHT = "weight"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
-from conch.core.shadows.shadow import Shadow, ShadowCounts
-from conch.core.shadows.shadow_report import EDGES
 from conch.observability.metrics.metric_families import Family, sample
+from conch_rollout.shadows.shadow import Shadow, ShadowCounts
+from conch_rollout.shadows.shadow_report import EDGES
 
 _COUNTS: tuple[tuple[Family, Callable[[ShadowCounts], int]], ...] = (
     (

@@ -21,11 +21,12 @@ from typing import Any, Protocol, TypeVar
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
 from conch_control.events import EventLog
-from conch_control.rollout.guards import Counts, Verdict, Window, judge, traffic_note
-from conch_control.rollout.managed_plan import ManagedPlan
-from conch_control.rollout.rollout_file import Declaration, Rollout
-from conch_control.rollout.rollout_plan import RolloutPlan
-from conch_control.rollout.rollout_state import (
+from conch_control.managed_rollouts import Counts
+from conch_rollout.guards import Verdict, Window, judge, traffic_note
+from conch_rollout.managed_plan import ManagedPlan
+from conch_rollout.rollout_file import Declaration, Rollout
+from conch_rollout.rollout_plan import RolloutPlan
+from conch_rollout.rollout_state import (
     LIVE,
     Action,
     Progress,
@@ -39,7 +40,7 @@ from conch_control.rollout.rollout_state import (
     Transition,
     VersionSight,
 )
-from conch_control.rollout.state_file import SavedRollout, StateDirectory
+from conch_rollout.state_file import SavedRollout, StateDirectory
 
 log = logging.getLogger(__name__)
 
