@@ -8,9 +8,6 @@ from conch.core.errors import InvalidArgumentError, UnsupportedError
 
 NO_STRATEGY = "custom batching by a library is not supported: use the settings of dynamic_batching"
 
-DEFAULT_DIRECTORY = Path("/opt/tritonserver/backends")
-"""Triton's directory of backends."""
-
 
 def library_name(backend: str, runtime: str) -> str:
     """The file name of a backend's library; `runtime` is the config's and may be empty."""

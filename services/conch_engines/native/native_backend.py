@@ -16,13 +16,14 @@ from conch.core.execution.placement import Placement, place
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.ipc.spec_json import Library
+from conch.workers.backend_directory import FindLibrary
 from conch.workers.environment import Environment, server_environment
 from conch.workers.environment_spec import read_variables
-from conch.workers.native.library_search import NO_STRATEGY, find_library
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.worker_group import WorkerGroup
 from conch.workers.supervision.worker_instance import WorkerInstance
+from conch_engines.native.library_search import NO_STRATEGY, find_library, has_library
 
 _HOST = "libtritonserver.so"
 _SEARCH_PATH = "LD_LIBRARY_PATH"
@@ -173,6 +174,21 @@ class _NativeModel(BackendModel):
         for _, instance in self._unclaimed or ():
             instance.close()
         self._environment.release()
+
+
+def find_libraries(
+    backends: Path,
+    told: Mapping[str, str],
+    has_gpus: bool,
+    policies: Mapping[str, Mapping[str, str]],
+) -> FindLibrary:
+    """Finds libraries, for the entry-point group ``conch.libraries``; see `FindLibrary`."""
+    native = NativeBackend(backends, told, has_gpus, policies)
+
+    def find(name: str, runtime: str, model_directory: Path | None, /) -> Backend | None:
+        return native if has_library(name, runtime, model_directory, backends) else None
+
+    return find
 
 
 def _find_host(backend: str) -> Path:
