@@ -11,11 +11,11 @@ import pytest
 from tests.support.loading import model_text, write_number
 from tests.support.servers import AnyServer, eventually, free_port, serving
 
-from conch.cli.rollout_command import run
 from conch.core.errors import FailedPreconditionError
 from conch.core.rollouts import RolloutReport
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_rollout.cli.rollout_command import run
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import math
 
 from tests.support.waiting import PATIENCE_S
 
-from conch.cli.shadow_output import shadow_text
+from conch_rollout.cli.shadow_output import shadow_text
 from conch_rollout.shadows.comparison import Difference, Figures
 from conch_rollout.shadows.shadow import ShadowPolicy
 from conch_rollout.shadows.shadow_service import Shadows

@@ -25,13 +25,13 @@ from conch.cli.control_connection import (
     interruptibly,
     read_file,
 )
-from conch.cli.rollout_output import history_rows, report_text, rollout_line, rollouts_table
-from conch.cli.rollout_page import rollout_page
-from conch.cli.shadow_output import shadow_text
 from conch.core.errors import ConchError
 from conch.core.rollouts import RolloutReport
 from conch.process.banner import table
 from conch_control.remote_api.client import ModelControlClient
+from conch_rollout.cli.rollout_output import history_rows, report_text, rollout_line, rollouts_table
+from conch_rollout.cli.rollout_page import rollout_page
+from conch_rollout.cli.shadow_output import shadow_text
 
 _PROMOTED = frozenset({"BAKING", "DONE"})
 _ENDED = _PROMOTED | {"ABORTED", "FAILED", "PAUSED", "IDLE", "SPLIT"}

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from html import escape
 
-from conch.cli.rollout_output import Rows, findings, history_rows, rollout_line, sides
-from conch.cli.shadow_output import shadow_lines, worst_pairs
 from conch.core.rollouts import RolloutReport
+from conch_rollout.cli.rollout_output import Rows, findings, history_rows, rollout_line, sides
+from conch_rollout.cli.shadow_output import shadow_lines, worst_pairs
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conch.cli.rollout_output import Rows
 from conch.process.banner import table
+from conch_rollout.cli.rollout_output import Rows
 
 _FIGURES = ("within", "max_abs", "cosine", "top")
 
