@@ -50,11 +50,11 @@ import numpy as np
 import tritonclient.grpc as triton
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.server_options import PartOptions, ServerOptions
-from conch.server import Server
+from conch.server import InferenceServer
 from conch_control.control_options import ControlOptions
 
 control = ControlOptions(repositories=(Path({repository!r}),))
-server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
+server = InferenceServer(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
 thread = threading.Thread(target=server.start)
 thread.start()
 thread.join()
@@ -81,7 +81,7 @@ from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch_control.control_options import backend_options
 from conch.server_options import PartOptions, ServerOptions
-from conch.server import Server
+from conch.server import InferenceServer
 from conch_control.control_options import ControlOptions
 
 running, go = Path({running!r}), Path({go!r})
@@ -93,7 +93,7 @@ control = ControlOptions(
     backend_options=backend_options(["python,placement=in_process"]),
 )
 grpc = GrpcOptions(address="127.0.0.1", port=0, transport={transport!r})
-server = Server(PartOptions(ServerOptions(exit_timeout_s=1), control, grpc=grpc))
+server = InferenceServer(PartOptions(ServerOptions(exit_timeout_s=1), control, grpc=grpc))
 server.start()
 raw = RawClient(f"127.0.0.1:{{server.port('gRPC')}}")
 request = probe_request(started=str(running), wait_for=str(go))
