@@ -20,6 +20,9 @@ if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
 from tests.support import profiles, run_report, sets, waiting
 from tests.support.leaks import no_leaks
 from tests.support.servers import FRONT_ENDS
+from tests.support.sites import site
+
+__all__ = ["site"]
 
 # A shell has programs that it starts in the background ignore SIGINT, and so would what tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

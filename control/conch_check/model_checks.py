@@ -53,13 +53,13 @@ from conch_control.repository.layout import (
     variant_path,
 )
 from conch_control.repository.source import ModelSource
-from conch_control.rollout.rollout_file import (
+from conch_rollout.rollout_file import (
     Declaration,
     Rollout,
     declaration_warnings,
     parse_toml,
 )
-from conch_control.rollout.rollout_file import (
+from conch_rollout.rollout_file import (
     read_text as read_utf8,
 )
 

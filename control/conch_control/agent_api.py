@@ -15,7 +15,7 @@ from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, Una
 from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutControl, RolloutReport
 from conch_control.events import EventLog
-from conch_control.rollout.managed import ManagedBy, ManagedReport
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 
 

@@ -35,6 +35,7 @@ from conch.process.banner import table
 from conch.settings.option import FlagError, setting_of
 from conch_control.agent_api import Index
 from conch_control.control_options import ControlOptions, PlannerOptions
+from conch_control.managed_rollouts import LONGEST_LEASE_S
 from conch_control.planner.planner_loop import Planner
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import (
@@ -47,7 +48,6 @@ from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories, open_repositories
-from conch_control.rollout.managed import LONGEST_LEASE_S
 from conch_fleet.fleet_agent import Fleet
 from conch_fleet.fleet_server import sight_of
 from conch_fleet.placement_file import FleetServer, PlacementRules, read_placement

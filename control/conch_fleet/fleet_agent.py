@@ -27,12 +27,12 @@ from conch.core.rollouts import RolloutReport, RolloutTransition
 from conch_control.agent_api import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_rollouts import FleetRollouts
 from conch_fleet.fleet_server import FleetMember

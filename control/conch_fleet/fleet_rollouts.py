@@ -25,19 +25,18 @@ from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError, FailedPreconditionError, NotFoundError, UnavailableError
 from conch.core.rollouts import RolloutReport, RolloutTransition
 from conch_control.events import EventLog
-from conch_control.lifecycle.declared_files import VersionDigests, read_declaration
+from conch_control.managed_rollouts import Counts, ManagedBy
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.source import ModelSource
-from conch_control.rollout.guards import Counts
-from conch_control.rollout.managed import ManagedBy
-from conch_control.rollout.rollout_calls import RolloutCalls, check_own_label, transition_of
-from conch_control.rollout.rollout_file import WHOLE, Declaration, Rollout, as_json
-from conch_control.rollout.rollout_loop import RolloutLoop
-from conch_control.rollout.rollout_state import Progress, Select, State, Traffic, Transition, VersionSight
-from conch_control.rollout.state_file import SavedRollout, StateDirectory, decoded, encoded
 from conch_control.version_phase import Phase
 from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
+from conch_rollout.declared_files import VersionDigests, read_declaration
+from conch_rollout.rollout_calls import RolloutCalls, check_own_label, transition_of
+from conch_rollout.rollout_file import WHOLE, Declaration, Rollout, as_json
+from conch_rollout.rollout_loop import RolloutLoop
+from conch_rollout.rollout_state import Progress, Select, State, Traffic, Transition, VersionSight
+from conch_rollout.state_file import SavedRollout, StateDirectory, decoded, encoded
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from conch_control.rollout.guards import Counts
-from conch_control.rollout.managed import ManagedReport, ManagedVersion
-from conch_control.rollout.rollout_state import Progress, State, VersionSight
-from conch_control.rollout.state_file import SavedRollout
+from conch_control.managed_rollouts import Counts, ManagedReport, ManagedVersion
+from conch_rollout.rollout_state import Progress, State, VersionSight
+from conch_rollout.state_file import SavedRollout
 
 _OTHER_FILES = "other files"
 _TESTED = frozenset({State.STEP, State.PAUSED})

@@ -25,7 +25,6 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
-from conch.core.shadows.shadow_service import Shadows
 from conch.door.local_door import LocalDoor
 from conch.door.operation_handlers import Services
 from conch.frontends.http.http_loop import LoopThread
@@ -55,9 +54,7 @@ from conch.parts.server_part import (
     ServerPart,
     in_order,
 )
-from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
-from conch.process.nvml_memory import open_nvml_memory
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
@@ -105,15 +102,11 @@ def build_components(
     control = options.control_with_counts()
     if policy is not None and control.mode != "on-demand":
         policy.refuse_load_limits()
-    registry = Registry(lambda: agent.residency)
+    registry = Registry(lambda: agent.residency.cold)
     # Each meter measures since it was read last.
     meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
-    shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
-    gpu_memory = None
     try:
-        if control.residency.gpu_memory:
-            gpu_memory = open_nvml_memory(control.residency.gpu_memory)
         agent = Agent(
             control,
             registry,
@@ -122,14 +115,12 @@ def build_components(
             drain,
             repositories=repositories,
             families=families,
-            shadows=shadows,
-            gpu_memory=gpu_memory,
+            saturation=lambda: shadow_meter.read().saturation,
+            residency=options.residency,
             passes_blocks=server.front_ends > 0,
             facts=lambda *asked: find_fact(door, metrics, *asked),
         )
     except BaseException:
-        if gpu_memory is not None:
-            gpu_memory.close()
         if cache is not None:
             cache.close()
         raise
@@ -171,7 +162,7 @@ def build_components(
             parts, LoopThread(), ListeningAddresses(), LoadReports(meter, CustomMetrics(families).snapshot)
         ),
         Observability(services.logs, tracing, ring, exemplars, meter, families),
-        Core(core, cache, regions, shadows),
+        Core(core, cache, regions),
         ControlPlane(agent, control, get_backend),
     )
     parts += in_order(_open_parts(options, context))
@@ -201,6 +192,5 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         from conch.parts.control_part import ControlPart  # imports grpcio
 
         yield ControlPart(options.control_port, context)
-    yield ShadowPart(context.core.shadows)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

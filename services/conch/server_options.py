@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
@@ -17,6 +17,9 @@ from conch.settings.option import SECRET_OPTION, FlagError, Settings, option
 from conch.settings.value_types import BOOL, DURATION, FILE, NATURAL, TEXT, ValueType
 from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
+
+if TYPE_CHECKING:
+    from conch_control.lifecycle.residency import ResidencyKind
 
 AUTOMATIC = "auto"
 """The value of ``--front-ends`` that follows the cores."""
@@ -231,6 +234,7 @@ class PartOptions:
 
     Attributes:
         add_ons: Options of the add-ons' parts, by the name of their entry point.
+        residency: Settings of the residency; None for models that stay in memory.
         warnings: Warnings about settings that are deprecated or without effect.
     """
 
@@ -245,6 +249,7 @@ class PartOptions:
     access_log: AccessLogOptions | None = None
     audit_log: AuditLogOptions | None = None
     add_ons: Mapping[str, AddOnOptions] = field(default_factory=dict)
+    residency: ResidencyKind | None = None
     warnings: tuple[str, ...] = ()
 
     def control_with_counts(self) -> ControlOptions:

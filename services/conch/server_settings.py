@@ -26,13 +26,12 @@ from conch.server_options import (
     PartOptions,
     ServerOptions,
 )
-from conch.settings.option import DEFAULT, FlagError, Setting, Settings, settings_of
+from conch.settings.option import FlagError, Setting, Settings, settings_of
 from conch.settings.value_types import BOOL, NATURAL, TEXT, ValueType
 from conch_control.control_options import (
     ControlOptions,
     PlannerOptions,
     RateLimitOptions,
-    ResidencyOptions,
 )
 from conch_control.remote_api.connection_options import ControlPortFlags
 
@@ -257,12 +256,6 @@ def _control(settings: Settings) -> ControlOptions:
             "--allow-model-upload is for clients that load models: it needs --model-control-mode=explicit "
             "and --allow-model-control"
         )
-    if options.mode != "on-demand":
-        for each in settings_of(ResidencyOptions):
-            if settings.source(each.key).kind != DEFAULT.kind:
-                raise FlagError(f"{each.flag} has an effect only with --model-control-mode=on-demand")
-    elif options.namespacing:
-        raise FlagError("--model-namespacing can't be used with --model-control-mode=on-demand")
     return options
 
 

@@ -13,7 +13,7 @@ from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport
 from conch_control.agent_api import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import EventLog
-from conch_control.rollout.managed import ManagedBy, ManagedReport
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 
 

@@ -121,7 +121,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.repository = root / "models"
         self.repository.mkdir(exist_ok=True)
-        self.registry = Registry(lambda: self._agents[-1].residency if self._agents else None)
+        self.registry = Registry(lambda: self._agents[-1].residency.cold if self._agents else None)
         self.backend = EchoBackend()
         self._agents: list[Agent] = []
 
@@ -161,13 +161,13 @@ class Site:
     def agent(self, mode: Any = "explicit", **options: Any) -> Agent:
         repositories = options.pop("repositories", (self.repository,))
         cache = options.pop("cache", None)
-        gpu_memory = options.pop("gpu_memory", None)
+        residency = options.pop("residency", None)
         agent = Agent(
             ControlOptions(repositories=repositories, mode=mode, **options),
             self.registry,
             self.get_backend,
             cache,
-            gpu_memory=gpu_memory,
+            residency=residency,
         )
         self._agents.append(agent)
         return agent

@@ -38,7 +38,7 @@ from conch.ipc.tensors import (
 )
 from conch.memory.cuda import CudaDevices
 from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.environments import Environment, server_environment
+from conch.workers.environment import Environment, server_environment
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from conch.core.backend import FindBackend
@@ -19,13 +20,11 @@ from conch.core.bls import Calls, FactFinder
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import InvalidArgumentError, UnsupportedError, without_details
-from conch.core.gpu_memory import GpuMemory
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import NOT_RESIDENT, IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.rollouts import RolloutReport
-from conch.core.shadows.shadow_service import Shadows
 from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
@@ -39,16 +38,16 @@ from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_index import ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
+from conch_control.lifecycle.residency import AllResident, Residency, ResidencyKind
 from conch_control.lifecycle.resident_loads import ResidentLoads
-from conch_control.lifecycle.rollouts import Rollouts
+from conch_control.lifecycle.rollouts import Saturation, open_rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_diff import Origin
 from conch_control.lifecycle.version_states import VersionStates
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
-from conch_control.residency.residency import Residency
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Agent:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
         rollout_control: Labels and rollouts.
-        residency: Loads and evicts models on demand; None in other modes.
+        residency: Chooses the models that are in memory.
         draining: The server drains or stops.
 
     Raises:
@@ -81,12 +80,15 @@ class Agent:
         *,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
-        shadows: Shadows | None = None,
-        gpu_memory: GpuMemory | None = None,
+        saturation: Saturation = dict,
+        residency: ResidencyKind | None = None,
         passes_blocks: bool = False,
         facts: FactFinder | None = None,
     ) -> None:
         check_startup_options(options)
+        self._on_demand = options.mode == "on-demand"
+        if self._on_demand != (residency is not None):
+            raise InvalidArgumentError("the mode on-demand, and no other one, needs settings of a residency")
         self._registry = registry
         self._options = options
         self.loads = LoadStatistics()
@@ -104,7 +106,7 @@ class Agent:
         self.calls = Calls(registry, models, passes_blocks, facts)
         loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         queue = LoadQueue(max(options.load_threads, 1))
-        self.rollout_control = Rollouts(
+        self.rollout_control = open_rollouts(
             registry,
             queue,
             self._states,
@@ -113,25 +115,24 @@ class Agent:
             self._source,
             self._origin,
             self._pin,
-            Shadows() if shadows is None else shadows,
-            options.state_directory,
+            saturation,
+            options,
         )
         self.lifecycle = ModelLifecycle(
             options, registry, loader, self._states, queue, self.loads, self.rollout_control
         )
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
-        on_demand = options.mode == "on-demand"
-        self.residency: Residency | None = None
-        if on_demand:
+        self.residency: Residency = AllResident()
+        if residency is not None:
             loads = ResidentLoads(options, self._dependencies, self._states, loader)
-            self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
+            self.residency = residency.open(options, registry, self.repositories, loads)
         self._index = ModelIndex(
             registry,
             self._states,
             self.events,
             self.lifecycle,
-            NOT_RESIDENT if on_demand else "",
+            NOT_RESIDENT if self._on_demand else "",
             self.rollout_control.summary,
         )
         self._last_scan = Scan({})
@@ -144,25 +145,23 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
-        self.rollout_control.loop.restore()
+        self.rollout_control.restore()
         scan = self._remember(self.repositories.scan())
-        if self.residency is not None:
-            self.residency.start(scan)
+        self.residency.start(scan)
         names = startup_names(self._options, scan)
         if not names:
             return []
-        if self.residency is None:
-            errors = self._dependencies.load(names, scan)
-        else:
+        if self._on_demand:
             with ThreadPoolExecutor(max(self._options.load_threads, 1), "conch-load") as pool:
                 found = pool.map(lambda name: self._load([name], scan, Overrides()), names)
             errors = {name: error for each in found for name, error in each.items()}
+        else:
+            errors = self._dependencies.load(names, scan)
         return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def restore(self) -> None:
         """Begins to load what the last run had in memory; the ports are open."""
-        if self.residency is not None:
-            self.residency.restore()
+        self.residency.restore()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories with the state of each version, by name.
@@ -184,7 +183,7 @@ class Agent:
         """
         _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters, self._options.max_config_bytes)
-        if PIN in parameters and self.residency is None:
+        if PIN in parameters and not self._on_demand:
             raise InvalidArgumentError(
                 f"Load parameter '{PIN}' has an effect only with --model-control-mode=on-demand"
             )
@@ -212,33 +211,30 @@ class Agent:
             if error is not None:
                 raise error
             if overrides.config is not None or overrides.files:
-                self.rollout_control.loop.end(each, "the model was loaded with another config")
+                self.rollout_control.end(each, "the model was loaded with another config")
 
     def _load_selected(self, name: str) -> None:
         """Loads and unloads versions of a model as its rollout selects them now."""
         self._dependencies.load_selected(name, self._last_scan)
-        if self.residency is not None:
-            self.residency.measure(name)
+        self.residency.measure(name)
 
     def _origin(self, name: str) -> Origin | None:
         return self.lifecycle.origin(name)
 
     def _pin(self, name: str, pinned: bool) -> None:
-        if self.residency is not None:
-            self.residency.pin_for_rollout(name, pinned)
+        self.residency.pin_for_rollout(name, pinned)
 
     def _source(self, name: str) -> ModelSource | None:
         """A model in the repositories as they are now."""
         return self._remember(self.repositories.list_available()).source(name)
 
     def _load(self, names: Collection[str], scan: Scan, overrides: Overrides) -> Mapping[str, Exception]:
-        """Loads models; in on-demand mode one, with room made for it."""
+        """Loads models; if it is one, with room made for it."""
+        run = partial(self._dependencies.load, names, scan, overrides.config)
         (name, *others) = names
-        if self.residency is None or others or scan.source(name) is None:
-            return self._dependencies.load(names, scan, overrides.config)
-        return self.residency.load(
-            name, lambda: self._dependencies.load(names, scan, overrides.config), overrides.pin
-        )
+        if others or scan.source(name) is None:
+            return run()
+        return self.residency.load(name, run, overrides.pin)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Starts unloading a model; an unknown one is ignored.
@@ -248,11 +244,11 @@ class Agent:
             unload_dependents: Also unload the composing models that were loaded only for this ensemble.
         """
         known = dict.fromkeys((*self._registry.identifiers(name), *self._last_scan.identifiers.get(name, ())))
-        if self.residency is None or not self.residency.unload(name, unload_dependents):
+        if not self.residency.unload(name, unload_dependents):
             for identifier in known or (name,):
                 self._dependencies.unload(identifier, unload_dependents)
         for identifier in known or (name,):
-            self.rollout_control.loop.end(identifier, "the model was unloaded")
+            self.rollout_control.end(identifier, "the model was unloaded")
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a ready version, or removes it with None; see `Rollouts.set_label`."""
@@ -320,33 +316,28 @@ class Agent:
         As in Triton, a definition that could not be read does not: the registry has no version of it. In
         on-demand mode only pinned models do.
         """
-        if self.residency is not None:
-            entries = self._registry.entries
-            return self.residency.ready(lambda name: counts_as_ready(entries.get(name, _NO_ENTRY)))
-        return all(map(counts_as_ready, self._registry.entries.values()))
+        entries = self._registry.entries
+        return self.residency.ready(entries, lambda name: counts_as_ready(entries.get(name, _NO_ENTRY)))
 
     def stop_loads(self) -> None:
         """Stops all loads and refuses new ones."""
-        if self.residency is not None:
-            self.residency.stop()
+        self.residency.stop()
         self.rollout_control.stop()
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; returns True if all requests finished in time."""
-        self.rollout_control.stop()
+        self.rollout_control.close()
         try:
             return self.lifecycle.close(timeout_s)
         finally:
-            if self.residency is not None:
-                self.residency.close()
+            self.residency.close()
             self.events.close()
             self.repositories.close()
 
     def _remember(self, scan: Scan) -> Scan:
         self._last_scan = scan
-        if self.residency is not None:
-            self.residency.catalogue(scan)
+        self.residency.catalogue(scan)
         return scan
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:

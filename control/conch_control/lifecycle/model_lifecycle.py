@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
@@ -30,6 +29,7 @@ from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.model_definition import Definition, NoVersionError, PollError, read_definition
 from conch_control.lifecycle.model_loader import ModelLoader
+from conch_control.lifecycle.rollouts import Rollouts
 from conch_control.lifecycle.staging import Fetcher, Lease, poll_error
 from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilder, with_code
 from conch_control.lifecycle.version_diff import (
@@ -61,34 +61,11 @@ class _Loaded:
     lease: Lease
 
 
-class LoadObserver(Protocol):
-    """Rollouts, as loads know them."""
-
-    def begins(self, source: ModelSource, state: Fingerprint) -> None:
-        """Takes the files of a model that is about to be loaded, and its declaration.
-
-        Raises:
-            InvalidArgumentError: The declaration is wrong.
-            OSError: It can't be read.
-        """
-
-    def ended(self, name: str) -> None:
-        """Returns when requests are divided among the versions that serve now."""
-
-    def versions_of(
-        self, name: str, available: Collection[int], policy: Callable[[Collection[int]], Collection[int]]
-    ) -> list[int]:
-        """Versions to load, ascending; see `Select.versions`."""
-
-    def held(self, name: str) -> Collection[int]:
-        """Versions that may get requests now, so that no load ends them."""
-
-
 class ModelLifecycle:
     """Loads models into the registry and unloads them.
 
     Loads of one model run one at a time, those of different models in parallel up to ``load_threads``.
-    `observer` chooses among the versions of models with a rollout; None for none.
+    `rollouts` choose among the versions of models; None for none.
     """
 
     def __init__(
@@ -99,7 +76,7 @@ class ModelLifecycle:
         states: VersionStates,
         queue: LoadQueue,
         statistics: LoadStatistics | None = None,
-        observer: LoadObserver | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
         self._registry = registry
         self._loader = loader
@@ -114,7 +91,7 @@ class ModelLifecycle:
         self.drainer = Drainer(self._lock, registry, states)
         self._loaded: dict[str, _Loaded] = {}
         self._leases: dict[Servable, Lease] = {}
-        self._observer = observer
+        self._rollouts = rollouts
 
     def origin(self, name: str) -> Origin | None:
         """Origin of a loaded model; None if the model is not loaded."""
@@ -189,8 +166,8 @@ class ModelLifecycle:
         self._ended(name)
 
     def _ended(self, name: str) -> None:
-        if self._observer is not None and not self.queue.closed:
-            self._observer.ended(name)
+        if self._rollouts is not None and not self.queue.closed:
+            self._rollouts.ended(name)
 
     def unload(
         self, name: str, then: Callable[[], None] = lambda: None, gone: Callable[[], None] = lambda: None
@@ -360,9 +337,9 @@ class ModelLifecycle:
         self, name: str, loaded: _Loaded | None, wanted: _Loaded, serving: Mapping[int, Servable]
     ) -> list[int]:
         """Serving versions that a rollout holds, perhaps since the load began, and may stay as they are."""
-        if self._observer is None or loaded is None:
+        if self._rollouts is None or loaded is None:
             return []
-        held = [version for version in self._observer.held(name) if version in serving]
+        held = [version for version in self._rollouts.held(name) if version in serving]
         if loaded is wanted:
             return held
         actions = diff_versions(loaded.origin, wanted.origin, held)
@@ -433,8 +410,8 @@ class ModelLifecycle:
         """Current state of a model's files. Raises PollError: storage or declaration is at fault."""
         try:
             state = source.fingerprint()
-            if self._observer is not None:
-                self._observer.begins(source, state)
+            if self._rollouts is not None:
+                self._rollouts.begins(source, state)
             return state
         except (ConchError, OSError) as error:
             failure = poll_error(name, error)
@@ -450,9 +427,9 @@ class ModelLifecycle:
             return select_versions(config, available)
 
         try:
-            if self._observer is None:
+            if self._rollouts is None:
                 return policy(definition.versions)
-            return self._observer.versions_of(name, definition.versions, policy)
+            return self._rollouts.versions_of(name, definition.versions, policy)
         except InvalidArgumentError as error:
             log.error("failed to load '%s': %s", name, with_code(error))
             raise NoVersionError(name, error.message) from error

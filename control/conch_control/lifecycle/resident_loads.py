@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ResidentLoads:
-    """A `conch_control.residency.residency.Loads`; thread-safe."""
+    """Loads and evictions of one agent; thread-safe."""
 
     def __init__(
         self,

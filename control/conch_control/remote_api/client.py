@@ -14,6 +14,7 @@ from conch.core.rollouts import RolloutReport
 from conch.protocol import model_control_pb2 as pb
 from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.events import Event
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.remote_api.messages import (
     AUTHORIZATION,
@@ -29,7 +30,6 @@ from conch_control.remote_api.messages import (
     status_of,
 )
 from conch_control.remote_api.server import SERVICE
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 
 TIMEOUT_S = 60.0
 """Timeout of calls that only hanging storage delays."""

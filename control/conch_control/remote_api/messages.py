@@ -26,8 +26,7 @@ from conch.core.rollouts import RolloutReport, RolloutSide, RolloutTransition
 from conch.protocol import model_control_pb2 as pb
 from conch_control.agent_api import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.events import Event
-from conch_control.rollout.guards import Counts
-from conch_control.rollout.managed import ManagedBy, ManagedReport, ManagedVersion
+from conch_control.managed_rollouts import Counts, ManagedBy, ManagedReport, ManagedVersion
 from conch_control.version_phase import Phase
 
 _TO_PHASE: Mapping[Phase, pb.Phase] = {phase: getattr(pb, f"PHASE_{phase.value}") for phase in Phase}

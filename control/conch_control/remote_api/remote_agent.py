@@ -16,8 +16,8 @@ from conch.core.model_control import LoadParameter
 from conch.core.rollouts import RolloutReport, RolloutTransition
 from conch_control.agent_api import Index, ModelDescription, ModelStatus
 from conch_control.events import KEPT, Event, EventLog, never
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)

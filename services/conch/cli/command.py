@@ -51,9 +51,6 @@ _OWN: Mapping[str, Command] = {
     "models": Command(
         "conch.cli.models_command", "COMMAND", "show or change the models of a running server", True
     ),
-    "rollout": Command(
-        "conch.cli.rollout_command", "COMMAND", "move a model's requests to another version", True
-    ),
     "access": Command(
         "conch.cli.access_command", "COMMAND", "make keys for an access policy, and check one", True
     ),

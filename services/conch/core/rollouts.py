@@ -53,19 +53,6 @@ class RolloutTransition:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutCounts:
-    """Figures for metrics.
-
-    Attributes:
-        states: State of each model's rollout, by identifier.
-        transitions: Transitions by identifier, state, and whether a call has led there.
-    """
-
-    states: Mapping[str, str]
-    transitions: Mapping[tuple[str, str, bool], int]
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutReport:
     """A model's labels and rollout.
 

@@ -73,7 +73,7 @@ class Chosen(Protocol):
 
 
 class Mirror(Protocol):
-    """Copies of stable's requests for another version; see `conch.core.shadows.shadow.Shadow`."""
+    """Copies of stable's requests for another version."""
 
     version: int
 

@@ -32,7 +32,6 @@ from conch.observability.metrics.server_metrics import (
     RegionSizes,
     StateMetrics,
     export_families,
-    rollout_families,
     trace_families,
 )
 from conch.parts.server_part import PartContext, Port
@@ -71,10 +70,8 @@ class MetricsPart(Port):
                 local,
                 _sizes_of(context.core.regions),
                 ready,
-                None if agent.residency is None else agent.residency.counts,
             ),
             CustomMetrics(observability.families),
-            lambda: rollout_families(registry, agent.rollout_control.counts()),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
         sources.append(lambda: [each for part in context.ports.parts for each in part.families()])

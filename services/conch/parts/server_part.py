@@ -30,7 +30,6 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
-from conch.core.shadows.shadow_service import Shadows
 from conch.door.local_door import LocalDoor
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_connection import Handler
@@ -124,13 +123,11 @@ class Core:
         state: The models and the stage of the server.
         cache: The response cache; None without one.
         regions: The shared memory of clients.
-        shadows: Copies of requests for candidates of rollouts.
     """
 
     state: ServerState
     cache: CacheService | None
     regions: Regions
-    shadows: Shadows
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,10 @@ class PythonBackend(Backend):
 
     def warnings(self, spec: ModelSpec) -> Iterator[str]:
         """Yields the model file's imports that are not installed."""
-        from conch.workers.environments.environment_spec import EnvironmentSpec
+        from conch.workers.environment_spec import EnvironmentSpec
 
-        environment = EnvironmentSpec.of(spec)
-        if environment.prepared is not None or environment.packages is not None:
-            return  # the environment has its own packages
+        if EnvironmentSpec.of(spec).own is not None:
+            return  # it has its own packages
         source = spec.version_directory / spec.model_file
         for line, name in _missing_imports(source, (spec.version_directory, spec.directory)):
             yield (

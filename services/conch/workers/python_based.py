@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conch.core.backend import BackendModel
 from conch.core.spec import ModelSpec
-from conch.workers.environments import EnvironmentSpec
+from conch.workers.environment_spec import EnvironmentSpec
 from conch.workers.python_backend import PythonBackend
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class PythonBasedBackend(PythonBackend):
 
     def has_environment(self, spec: ModelSpec) -> bool:
         """True if a model version has an environment of its own."""
-        wanted = EnvironmentSpec.of(self._with_file(spec))
-        return wanted.prepared is not None or wanted.packages is not None
+        return EnvironmentSpec.of(self._with_file(spec)).own is not None
 
     def check(self, spec: ModelSpec) -> None:
         """Validates the model with the file that `load` would use."""

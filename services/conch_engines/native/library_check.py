@@ -10,8 +10,9 @@ from typing import Any
 from conch.backends import backend_names
 from conch.core.errors import ConchError
 from conch.core.file_checks import FileFinding
-from conch.workers.native.library_search import DEFAULT_DIRECTORY, find_library, has_library
+from conch.workers.backend_directory import DEFAULT_DIRECTORY
 from conch_engines.native.inspection import Inspection, inspect_library
+from conch_engines.native.library_search import find_library, has_library
 from conch_engines.native.loader_search import worker_settings
 
 _ATTRIBUTES = "TRITONBACKEND_GetBackendAttribute"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.workers.environments.locks import FileLock
+from conch_environments.locks import FileLock
 from conch_tools.optimize.candidate_choice import Measured, front, recommended
 from conch_tools.optimize.candidate_folders import CandidateFolders
 from conch_tools.optimize.candidate_maker import CandidateMaker

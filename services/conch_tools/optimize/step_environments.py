@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 
 from conch.core.errors import ConchError, UnavailableError
-from conch.workers.environments import EnvironmentCache, EnvironmentSpec, resolve_environment
-from conch.workers.environments.building import allows
-from conch.workers.environments.interpreter import activated, find_python
+from conch.workers.environment_spec import EnvironmentSpec
+from conch_environments.building import allows
+from conch_environments.interpreter import activated, find_python
 
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<versions>.*)")
 _OTHER_NAMES = {
@@ -127,8 +127,7 @@ class StepEnvironments:
         version = self._folder / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "requirements.txt").write_text("".join(f"{each}\n" for each in requires))
-        wanted = EnvironmentSpec.read(name, version, "", {}, {})
-        environment = resolve_environment(name, wanted, {}, EnvironmentCache.of({}))
+        environment = EnvironmentSpec.read(name, version, "", {}, {}).make()
         self._stack.callback(environment.release)
         return _probed(str(environment.python), environment.variables, environment.label)
 

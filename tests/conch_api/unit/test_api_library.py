@@ -53,7 +53,7 @@ ROUTES = tuple(flag.name for flag in SETTINGS if flag.name.endswith("-route"))
 VALUES = dict.fromkeys(ROUTES, "/1")
 VALUES |= {"grpc-max-metadata-bytes": "2048", "sagemaker-safe-port-range": "1-65535"}
 VALUES["model-repository"] = "mlflow://1"  # without one, some have no effect
-VALUES["openai-restricted-api"] = "inference:a=b"
+VALUES |= {"openai-restricted-api": "inference:a=b", "resident-gpu-memory": "0:1"}
 
 
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:

@@ -36,7 +36,6 @@ from tests.support.servers import (
 )
 from tritonclient.utils import InferenceServerException
 
-from conch.cli.rollout_command import run as run_rollout
 from conch.core.errors import ConchError
 from conch.core.rollouts import RolloutReport
 from conch_control.events import Event
@@ -44,6 +43,7 @@ from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 from conch_control.version_phase import Phase
 from conch_fleet.control_command import run
+from conch_rollout.cli.rollout_command import run as run_rollout
 
 MODEL = """
 import itertools, os, time

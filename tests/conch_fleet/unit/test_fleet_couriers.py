@@ -15,11 +15,11 @@ from tests.support.sites import Site
 
 from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch.core.rollouts import RolloutTransition
+from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.local import LocalModel
-from conch_control.rollout.managed import ManagedBy, ManagedReport
 from conch_fleet.fleet_rollouts import FleetRollouts
 
 

@@ -10,12 +10,13 @@ from tests.support.machines import run_machine
 
 from conch.core.errors import FailedPreconditionError
 from conch.core.rollouts import RolloutReport
-from conch_control.rollout.guards import Counts, Result, Verdict
-from conch_control.rollout.managed import ManagedReport, ManagedVersion
-from conch_control.rollout.managed_plan import ManagedPlan
-from conch_control.rollout.rollout_file import parse_toml
-from conch_control.rollout.rollout_plan import RolloutPlan
-from conch_control.rollout.rollout_state import (
+from conch_control.managed_rollouts import Counts, ManagedReport, ManagedVersion
+from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
+from conch_rollout.guards import Result, Verdict
+from conch_rollout.managed_plan import ManagedPlan
+from conch_rollout.rollout_file import parse_toml
+from conch_rollout.rollout_plan import RolloutPlan
+from conch_rollout.rollout_state import (
     Action,
     Progress,
     Publish,
@@ -26,8 +27,7 @@ from conch_control.rollout.rollout_state import (
     Traffic,
     VersionSight,
 )
-from conch_control.rollout.state_file import SavedRollout
-from conch_fleet.fleet_view import FleetView, ServerAnswer, resumed
+from conch_rollout.state_file import SavedRollout
 
 MINUTE = 60_000_000_000
 LEASE = MINUTE

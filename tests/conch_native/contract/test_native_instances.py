@@ -20,7 +20,7 @@ from conch.core.execution.placement import Placement
 from conch.core.request import InferenceResponse
 from conch.core.spec import SequenceBatching, TensorSpec
 from conch.ipc.spec_json import Library
-from conch.workers.environments import server_environment
+from conch.workers.environment import server_environment
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.worker_group import WorkerGroup
 from conch.workers.supervision.worker_instance import WorkerInstance

@@ -9,9 +9,9 @@ import pytest
 from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch.workers.backend_directory import backends_within
-from conch.workers.native.library_search import find_library
-from conch.workers.native.native_backend import NativeBackend
 from conch.workers.python_based import PythonBasedBackend
+from conch_engines.native.library_search import find_library
+from conch_engines.native.native_backend import NativeBackend
 
 PLACES = ["model/1/libtriton_b.so", "model/libtriton_b.so", "backends/b/libtriton_b.so"]
 

@@ -22,7 +22,7 @@ PARAMETERS = (
         "CONCH_ENV_",
     ),
 )
-"""Parameters of Python models; those of environments are read in `conch.workers.environments`."""
+"""Parameters of Python models."""
 _MOST = 2**43 - 1
 """Upper bound of whole numbers: the largest memory limit that can be set, in MiB."""
 _MOST_SECONDS = 1_000_000_000

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
 from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
-from conch.core.residency_counts import ResidencyCounts
 from conch.core.response_cache.local_cache import LocalCacheStatistics
-from conch.core.rollouts import RolloutCounts
 from conch.observability.exporters import DropCounter, Exporter
 from conch.observability.metrics.metric_families import (
     LONG_EXPONENTS,
@@ -144,74 +142,12 @@ _EXPORT_DROPS = Family(
     "conch_otlp_dropped_total", "counter", "Data points of metrics and log records that were lost"
 )
 
-_RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
-    (
-        Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"),
-        lambda c: len(c.models),
-    ),
-    (
-        Family("conch_catalogue_models", "gauge", "Models of the repositories, in memory or not"),
-        lambda c: c.catalogue,
-    ),
-    (
-        Family("conch_cold_requests", "gauge", "Requests that wait for their model to be loaded"),
-        lambda c: c.waiting,
-    ),
-    (
-        Family(
-            "conch_residency_thrash", "gauge", "Pairs of models that have evicted each other again and again"
-        ),
-        lambda c: c.thrash,
-    ),
-)
-_WEIGHT = Family(
-    "conch_rollout_weight", "gauge", "Share of a model's requests without a version, by version [0.0 - 1.0]"
-)
-_STATE = Family("conch_rollout_state", "gauge", "1 for the state of a model's rollout")
-_TRANSITIONS = Family(
-    "conch_rollout_transitions_total", "counter", "Transitions of rollouts by state and cause"
-)
-_ROUTED = Family(
-    "conch_route_requests_total",
-    "counter",
-    "Requests without a version that a route has divided, by version and rule",
-)
-_RESIDENT_BYTES = Family(
-    "conch_resident_bytes", "gauge", "Memory of the models in memory by device, measured or estimated"
-)
-_RESIDENT_LIMITS = Family(
-    "conch_resident_limit_bytes", "gauge", "Memory that all models in memory together may take, by device"
-)
-_MODEL_BYTES = Family(
-    "conch_resident_model_bytes", "gauge", "Memory of each model in memory by device, measured or estimated"
-)
-_MODEL_COLD_STARTS = Family(
-    "conch_model_cold_starts_total",
-    "counter",
-    "Requests that have waited for loads of a model, of the models in memory",
-)
-_COLD_STARTS = Family(
-    "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
-)
-_RESULTS = ("loaded", "failed", "timeout", "rejected")
-_EVICTIONS = Family("conch_evictions_total", "counter", "Models that have left memory, by reason")
-_REASONS = ("room", "idle", "memory", "unload")
-_COLD_TIMES = Family(
-    "conch_cold_start_seconds", "histogram", "Time from the first request for a model to the end of its load"
-)
-_LOAD_QUEUE = Family(
-    "conch_load_queue_seconds",
-    "histogram",
-    "Time from the first request for a model to the beginning of its load",
-)
-_AGES = Family("conch_eviction_age_seconds", "histogram", "Time from the load of a model to its eviction")
-
 RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
 """Gives the sizes of clients' regions by kind: ``system`` and ``cuda``."""
 
 
 class StateMetrics:
-    """Reads the state of the server; `cache`, `regions` and `residency` are None if the server has none."""
+    """Reads the state of the server; `cache` and `regions` are None if the server has none."""
 
     def __init__(
         self,
@@ -220,9 +156,7 @@ class StateMetrics:
         cache: Callable[[], LocalCacheStatistics] | None = None,
         regions: RegionSizes | None = None,
         ready: Callable[[], bool] = lambda: True,
-        residency: Callable[[], ResidencyCounts] | None = None,
     ) -> None:
-        self._residency = residency
         self._ready = ready
         self._registry = registry
         self._loads = loads
@@ -239,8 +173,6 @@ class StateMetrics:
             found += [(family, [sample(family.name, value(counts))]) for family, value in _CACHE]
         if self._regions is not None:
             found += _region_families(self._regions())
-        if self._residency is not None:
-            found += _residency_families(self._registry, self._residency())
         return found
 
     def _models(self) -> Found:
@@ -258,64 +190,16 @@ class StateMetrics:
             failures.append(sample(_FAILED_LOADS.name, count, labelled))
             failed.append(sample(_FAILED.name, int(identifier in counts.failed), labelled))
         return [
-            (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
-            (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
+            (_LOADS, [spread_histogram(_LOADS.name, counts.loads)]),
+            (_SWAPS, [spread_histogram(_SWAPS.name, counts.swaps)]),
             (_FAILED_LOADS, failures),
             (_FAILED, failed),
             (_REPOSITORY_ERRORS, counted(_REPOSITORY_ERRORS, "repository", counts.repository_errors)),
         ]
 
 
-def _residency_families(registry: Registry, counts: ResidencyCounts) -> Found:
-    found = [(family, [sample(family.name, value(counts))]) for family, value in _RESIDENCY]
-    sums, limits, sizes, starts = [], [], [], []
-    for device, limit in counts.limits.items():
-        total = sum(model.bytes[device] for model in counts.models.values())
-        sums.append(sample(_RESIDENT_BYTES.name, total, {"device": device}))
-        limits.append(sample(_RESIDENT_LIMITS.name, limit, {"device": device}))
-    for identifier, model in sorted(counts.models.items()):
-        own = model_labels(*registry.name_and_namespace(identifier))
-        starts.append(sample(_MODEL_COLD_STARTS.name, model.cold_starts, own))
-        sizes += [
-            sample(_MODEL_BYTES.name, size, {"device": device, **own}) for device, size in model.bytes.items()
-        ]
-    found += [(_RESIDENT_BYTES, sums), (_RESIDENT_LIMITS, limits)]
-    found += [(_MODEL_BYTES, sizes), (_MODEL_COLD_STARTS, starts)]
-    for family, by_label, label, known in (
-        (_COLD_STARTS, counts.cold_starts, "result", _RESULTS),
-        (_EVICTIONS, counts.evictions, "reason", _REASONS),
-    ):
-        samples = [sample(family.name, by_label.get(each, 0), {label: each}) for each in known]
-        found.append((family, samples))
-    spreads = ((_COLD_TIMES, counts.start_times), (_LOAD_QUEUE, counts.queue_times), (_AGES, counts.ages))
-    return [*found, *((family, [_histogram(family.name, spread)]) for family, spread in spreads)]
-
-
-def rollout_families(registry: Registry, counts: RolloutCounts) -> Found:
-    """The families of rollouts and routes, for models that have some."""
-    weights, states, transitions, routed = [], [], [], []
-    for identifier, entry in sorted(registry.entries.items()):
-        if entry.route is not None:
-            own = model_labels(*registry.name_and_namespace(identifier))
-            versions = sorted({entry.route.stable, *(version for version, _ in entry.route.shares)})
-            for version in versions:
-                weight = entry.route.traffic(version) / 100
-                weights.append(sample(_WEIGHT.name, weight, {**own, "version": str(version)}))
-    for identifier, state in sorted(counts.states.items()):
-        own = model_labels(*registry.name_and_namespace(identifier))
-        states.append(sample(_STATE.name, 1, {**own, "state": state}))
-    for (identifier, state, called), count in sorted(counts.transitions.items()):
-        own = model_labels(*registry.name_and_namespace(identifier))
-        reason = "call" if called else "rule"
-        transitions.append(sample(_TRANSITIONS.name, count, {**own, "to": state, "reason": reason}))
-    for identifier, divided in sorted(registry.route_counts.items()):
-        own = model_labels(*registry.name_and_namespace(identifier))
-        for (version, by), count in sorted(divided.snapshot().items()):
-            routed.append(sample(_ROUTED.name, count, {**own, "version": str(version), "by": by}))
-    return [(_WEIGHT, weights), (_STATE, states), (_TRANSITIONS, transitions), (_ROUTED, routed)]
-
-
-def _histogram(name: str, spread: Spread) -> str:
+def spread_histogram(name: str, spread: Spread) -> str:
+    """The samples of a histogram of times."""
     counts = times(spread.places, LONG_EXPONENTS)
     values = (*counts, seconds(spread.ns), counts[-1])
     lines = []

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from conch.core.errors import UnavailableError
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.fork_server import ForkServer, Request, Role, fork_server_of
 from conch.workers.supervision.output_pipes import OutputPipes
 from conch.workers.supervision.process_monitor import ProcessMonitor

@@ -15,7 +15,7 @@ from conch.ipc.channel import WireError
 from conch.ipc.codec import decode_json
 from conch.ipc.spec_json import Library, library_to_json
 from conch.ipc.worker_log import WorkerLog
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor

@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 
 from conch.backends.python.runtime.model_adapters import installed_adapters
 from conch.core.errors import UnavailableError
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.output_pipes import OutputPipes
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer

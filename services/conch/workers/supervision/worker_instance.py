@@ -17,7 +17,7 @@ from conch.core.spec import ModelSpec
 from conch.ipc.spec_json import Library
 from conch.workers.connection.waiting_calls import WorkerWaiter
 from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.supervisor import Supervisor
 from conch.workers.supervision.watchdog import ExecutionLimit

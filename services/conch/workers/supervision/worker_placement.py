@@ -12,15 +12,8 @@ from conch.core.bls import Calls, ServerCalls
 from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
-from conch.workers.environments import (
-    Environment,
-    EnvironmentCache,
-    EnvironmentSpec,
-    environment_for,
-    placement_of,
-    resolve_environment,
-    resolve_placement,
-)
+from conch.workers.environment import Environment
+from conch.workers.environment_spec import EnvironmentSpec, placement_of, resolve_placement
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.worker_group import WorkerGroup
@@ -66,7 +59,7 @@ class Workers:
         name = config.get("name", "")
         asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
         settings = Settings.read(name, parameters, options)
-        environment = resolve_environment(name, asked, options, EnvironmentCache.of(options))
+        environment = asked.make()
         try:
             return complete_in_worker(self._monitor, environment, config, directory, file_name, settings)
         finally:
@@ -81,7 +74,7 @@ class Workers:
         settings = Settings.of(spec)
         if calls is None:
             calls = Calls(Registry())
-        environment = environment_for(spec, EnvironmentCache.of(spec.backend_options))
+        environment = EnvironmentSpec.of(spec).make()
         return _WorkerModel(spec, settings, environment, calls, self._monitor)
 
 

@@ -29,7 +29,7 @@ from conch.ipc.spec_json import Library
 from conch.workers.connection.in_flight import InFlight
 from conch.workers.connection.waiting_calls import WorkerWaiter
 from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer

@@ -352,7 +352,7 @@ def test_each_family_is_documented() -> None:
     (package,) = metrics.__path__
     texts = {
         node.value
-        for path in Path(package).glob("*.py")
+        for path in (*Path(package).glob("*.py"), *ROOT.glob("control/**/*_metrics.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }

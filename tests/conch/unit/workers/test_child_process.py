@@ -16,7 +16,7 @@ from tests.support.servers import WAIT_S, eventually
 from tests.support.workers import completing
 
 from conch.core.errors import UnavailableError
-from conch.workers.environments import Environment
+from conch.workers.environment import Environment
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import split_errors
 from conch.workers.supervision.fork_server import describe_end

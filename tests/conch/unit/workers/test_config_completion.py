@@ -16,7 +16,7 @@ from tests.support.servers import WAIT_S, eventually
 from conch.backends.python.python_settings import Settings
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import cancellable_load
-from conch.workers.environments import server_environment
+from conch.workers.environment import server_environment
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 

@@ -20,7 +20,7 @@ from tests.support.servers import WAIT_S, eventually
 from tests.support.workers import completing
 
 from conch.core.errors import UnavailableError
-from conch.workers.environments import Environment, server_environment
+from conch.workers.environment import Environment, server_environment
 from conch.workers.supervision.child_process import ChildProcess
 from conch.workers.supervision.process_monitor import ProcessMonitor
 

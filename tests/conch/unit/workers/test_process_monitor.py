@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.environments import server_environment
+from conch.workers.environment import server_environment
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 

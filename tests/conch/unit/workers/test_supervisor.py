@@ -28,7 +28,7 @@ from conch.core.execution.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.ipc import blocks
-from conch.workers.environments import server_environment
+from conch.workers.environment import server_environment
 from conch.workers.supervision import supervisor
 from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.watchdog import Watchdog

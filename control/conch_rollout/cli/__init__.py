@@ -1,0 +1,1 @@
+"""The command `conch rollout`: calls of the control port, and reports for operators."""

@@ -1,1 +1,0 @@
-"""Backends that are compiled for Triton: finding their libraries, loading their models in workers."""

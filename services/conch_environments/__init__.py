@@ -1,0 +1,1 @@
+"""Environments of Python models: prepared ones, and those that are built of the packages a model lists."""
