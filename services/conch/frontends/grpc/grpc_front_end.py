@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from conch.access.access_guard import Access, PortRules
+from conch.core.add_ons import load_add_on
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
-from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.grpc_options import OWN, GrpcOptions
 from conch.frontends.grpc.request_decoder import MakeDecoder, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import ClientCounts, RpcServer
@@ -25,6 +27,9 @@ from conch.frontends.operations.operation_handlers import Services
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
+
+TRANSPORTS = "conch.grpc_transports"
+"""The entry-point group; an entry is a function from `GrpcOptions` and a clock to an `RpcServer`."""
 
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
@@ -57,9 +62,6 @@ class GrpcFrontEnd:
         reports: The load reports; None for none.
         access: The access policy; None for none.
         transport: Server and codecs of the port; None for those that the options name.
-
-    Raises:
-        IncompatibleGrpcError: The installed grpcio does not fit.
     """
 
     def __init__(
@@ -155,14 +157,13 @@ class GrpcFrontEnd:
 
 
 def _server(options: GrpcOptions, clock: Clock) -> RpcServer:
-    """Makes the server of the chosen transport; the other one is not imported."""
-    if options.transport == "grpcio":
-        from conch.frontends.grpc.adapter.channel_arguments import grpcio_server
+    """Makes the server of the chosen transport; no other one is imported."""
+    if options.transport == OWN:
+        from conch.frontends.grpc.transport.transport_server import own_server
 
-        return grpcio_server(options, clock)
-    from conch.frontends.grpc.transport.transport_server import own_server
-
-    return own_server(options, clock)
+        return own_server(options, clock)
+    make: Callable[[GrpcOptions, Clock], RpcServer] = load_add_on(TRANSPORTS, options.transport)
+    return make(options, clock)
 
 
 def method_options(options: GrpcOptions) -> MethodOptions:
