@@ -7,20 +7,13 @@ STAMP := $(VENV)/.ready
 SERVE_STAMP := $(VENV)/.serves
 # Three files at a time on two cores: tests wait for half of their time.
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --times $(RECORD)
-# With a cache of its own: the same tests may fail on one transport only.
-GRPCIO = CONCH_TEST_GRPC_TRANSPORT=grpcio
-GRPCIO_CACHE = -o cache_dir=.pytest_cache/grpcio
-# What clients of gRPC see, for a second run on grpcio's transport.
-GRPC_TESTS = $(addprefix tests/conch/contract/,$(addsuffix .py,test_access_limits test_aio test_bad_input \
-	test_client_certificates test_decoupled test_infer test_load_reports test_odd_texts test_parameters test_protocol \
-	test_stream test_unsendable_responses)) $(addprefix tests/conch/e2e/,test_connections.py test_drain.py)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # The servers and workers that tests start import what is compiled already, also where Python is told to write none:
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel release image test test-all test-rest test-environments test-processes test-grpcio test-release \
+.PHONY: setup serve wheel release image test test-all test-rest test-environments test-processes test-release \
 	test-pythons test-installs test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto \
 	settings docs bench bench-setup clean
 
@@ -78,7 +71,7 @@ test-all: export HYPOTHESIS_PROFILE ?= ci
 test-all: test test-rest
 
 # What `test` leaves out; `make -k` goes on where a part fails.
-test-rest: test-environments test-processes test-grpcio
+test-rest: test-environments test-processes
 
 test-environments: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
@@ -92,9 +85,6 @@ test-environments: $(STAMP)
 
 test-processes: $(STAMP) $(NATIVE_STAMP)
 	$(PYTEST) -m 'slow or process'
-
-test-grpcio: $(STAMP)
-	$(GRPCIO) $(PYTEST) $(GRPCIO_CACHE) $(GRPC_TESTS)
 
 # By hand, once for each issue: what runs long and rarely fails.
 test-release: test-pythons test-installs test-airflow test-mlflow
@@ -120,7 +110,7 @@ test-installs: wheel
 FAILED = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(RECORD)
 test-failed: export HYPOTHESIS_PROFILE ?= ci
 test-failed: $(STAMP) $(NATIVE_STAMP)
-	$(FAILED); first=$$?; $(GRPCIO) $(FAILED) $(GRPCIO_CACHE) $(GRPC_TESTS) || test $$? = 5 && test $$first = 0 -o $$first = 5
+	$(FAILED) || test $$? = 5
 
 faults: $(STAMP)
 	$(BIN)/python scripts/planted_faults.py

@@ -151,11 +151,6 @@ def check_directions(checkout: Checkout) -> Iterator[str]:
             yield f"{module.where}: no rule for {module.name}; add one to {SETTINGS}"
             continue
         for one in module.imports:
-            whole = next(
-                (each for each in checkout.settings["packages"]["whole"] if under(one.name, each)), ""
-            )
-            if whole and not under(module.name, whole) and one.name in checkout.modules and one.name != whole:
-                yield f"{module.where}:{one.line}: import {whole} as a whole, not its module {one.name}"
             if one.typing or one.name.partition(".")[0] in sys.stdlib_module_names:
                 continue
             allowed = [*rule["allowed"], *(rule.get("lazy", []) if one.lazy else [])]

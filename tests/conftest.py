@@ -18,11 +18,14 @@ if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
     sys.path.insert(0, _root)
 
 from tests.support import profiles, run_report, sets, waiting
+from tests.support.grpc_transports import grpc_transport
 from tests.support.leaks import no_leaks
 from tests.support.servers import FRONT_ENDS
 from tests.support.sites import site
 
 __all__ = ["site"]
+
+__all__ = ["grpc_transport"]
 
 # A shell has programs that it starts in the background ignore SIGINT, and so would what tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -14,7 +14,7 @@ from typing import Any
 
 from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
-from conch.frontends.grpc.grpc_options import GrpcOptions, GrpcTlsFiles
+from conch.frontends.grpc.grpc_options import OWN, GrpcOptions, GrpcTlsFiles
 from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
@@ -27,7 +27,7 @@ from conch.server_options import (
     ServerOptions,
 )
 from conch.settings.option import FlagError, Setting, Settings, settings_of
-from conch.settings.value_types import BOOL, NATURAL, TEXT, ValueType
+from conch.settings.value_types import BOOL, NATURAL, TEXT, ValueType, integer
 from conch_control.control_options import (
     ControlOptions,
     PlannerOptions,
@@ -77,11 +77,12 @@ _UNSUPPORTED = (
     _refused("responses have no pool", "--grpc-max-response-pool-size", str(2**31 - 1)),
     _refused("tensors are copied by the threads that need them", "--buffer-manager-thread-count", "0"),
     _refused("loads do not look at the memory of GPUs", "--model-load-gpu-limit"),
-    # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, and caches are built in
-    # (others are refused by name).
+    # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, one thread serves all gRPC
+    # connections, and caches are built in (others are refused by name).
     _ignored("--pinned-memory-pool-byte-size", NATURAL),
     _ignored("--cuda-memory-pool-byte-size", ValueType("size", _pool)),
     _ignored("--grpc-infer-allocation-pool-size", NATURAL),
+    _ignored("--grpc-infer-thread-count", integer(1, 128)),
     _ignored("--enable-peer-access", BOOL),
     _ignored("--cache-directory", TEXT),
 )
@@ -185,7 +186,7 @@ def _deprecations(settings: Settings) -> Iterator[str]:
 def _front_ends(options: PartOptions, settings: Settings) -> int:
     """The number of front processes. Raises FlagError: they would have no connections."""
     further = any(each.for_clients and each.ports for each in options.add_ons.values())
-    if options.grpc is not None and options.grpc.transport != "own":
+    if options.grpc is not None and options.grpc.transport != OWN:
         missing = "--grpc-transport=own"
     elif options.grpc is not None or options.http is not None or further:
         return options.server.front_ends

@@ -58,7 +58,6 @@ class ServerKeywords(TypedDict, total=False):
     grpc_port: int | str | None
     reuse_grpc_port: bool | str | None
     grpc_transport: Literal["own", "grpcio"] | None
-    grpc_infer_thread_count: int | str | None
     grpc_max_message_bytes: int | str | None
     grpc_max_connections: int | str | None
     grpc_max_concurrent_streams: int | str | None

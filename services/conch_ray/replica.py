@@ -19,13 +19,14 @@ from starlette.responses import PlainTextResponse
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, UnavailableError
 from conch.door.operation_handlers import SERVICE
 from conch.door.operation_table import STREAM_INFER
+from conch.frontends.grpc.open_calls import OpenCalls
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.protocol import inference_pb2
 from conch.settings.option import FlagError
 from conch_api.embedded_server import Server
 from conch_api.server_keywords import ServerKeywords
+from conch_grpcio.asyncio_calls import CallEnd, CallHead, RefusalError, StreamCall, UnaryCall
 from conch_ray.multiplexing import ReplicaModels
-from conch_ray.ray_calls import RayStreamCall, RayUnaryCall, RefusalError
 from conch_ray.saturation import SATURATION
 from conch_ray.servicer import UNARY_METHODS
 
@@ -99,6 +100,7 @@ class ConchReplica:
         server = Server(*repositories, **keywords)
         self._server = server.start()
         self._methods = server.grpc_methods()
+        self._open_calls = OpenCalls()
         explicit = flags.get("model_control_mode") == "explicit"
         self._models = ReplicaModels(server, _startup_models(flags), explicit, multiplexed_models)
         self._meter = LoadMeter(server.registry)
@@ -107,15 +109,17 @@ class ConchReplica:
         self, request_stream: Any, grpc_context: Any | None = None
     ) -> AsyncIterator[EncodedMessage]:
         """Answers a stream of Ray's gRPC proxy, a `gRPCInputStream`."""
-        call = RayStreamCall(grpc_context, self._receiver(request_stream))
+        call = StreamCall(_head(grpc_context), self._open_calls, self._receiver(request_stream))
         try:
             self._methods.streams[STREAM_INFER.grpc_method](call)
             async for message in call.responses():
                 yield EncodedMessage(message)
         except RefusalError as refusal:
             if grpc_context is not None:
-                _set_status(grpc_context, refusal)
-            raise _error(refusal) from None
+                _set_status(grpc_context, refusal.end)
+            raise _error(refusal.end) from None
+        finally:
+            call.finish()
 
     async def __call__(self, request: Any) -> PlainTextResponse:
         """Refuses HTTP requests, which Ray's HTTP proxy passes on."""
@@ -161,14 +165,14 @@ class ConchReplica:
     async def _call(self, method: str, request: Any, context: Any | None) -> Any:
         try:
             await self._models.need(serve.get_multiplexed_model_id())
-            call = RayUnaryCall(context)
+            call = UnaryCall(_head(context), self._open_calls)
             self._methods.handle(f"/{SERVICE}/{method}", call, _encoded(request))
-            message = await call.answer()
+            message = (await call.answer()).message  # compression and trailing metadata are the proxy's
         except (RefusalError, ConchError) as error:
             if context is None:
-                raise (_error(error) if isinstance(error, RefusalError) else error) from None
+                raise (_error(error.end) if isinstance(error, RefusalError) else error) from None
             # The status without an exception: Ray logs a traceback on two processes for each of those.
-            _set_status(context, error)
+            _set_status(context, error.end if isinstance(error, RefusalError) else _end(error))
             return EncodedMessage(b"")
         return _RESPONSES[method].FromString(message) if context is None else EncodedMessage(message)
 
@@ -251,14 +255,29 @@ def _encoded(request: Any) -> bytes:
     return request if isinstance(request, bytes) else request.SerializeToString()
 
 
-def _error(refusal: RefusalError) -> ConchError:
-    return _ERRORS.get(refusal.status, InternalError)(refusal.details)
+def _head(context: Any | None) -> CallHead:
+    """Client and metadata of a call, and that the call was forwarded: a client is never local.
+
+    Ray passes on no deadline of the client: it cancels the call. Its proxies ask for no certificates.
+
+    Args:
+        context: Ray's `RayServegRPCContext`; None for a call through a deployment handle.
+    """
+    client: str = "" if context is None else context.peer()
+    sent: list[tuple[str, str | bytes]] = [] if context is None else context.invocation_metadata()
+    return CallHead(client, (*sent, ("x-forwarded-for", client)))
 
 
-def _set_status(context: Any, error: RefusalError | ConchError) -> None:
-    if isinstance(error, ConchError):
-        error = RefusalError(error.grpc_status, error.message)
-    context.set_code(_STATUS_CODES[error.status])
-    context.set_details(error.details)
-    if error.trailing:
-        context.set_trailing_metadata(list(error.trailing))
+def _error(end: CallEnd) -> ConchError:
+    return _ERRORS.get(end.status, InternalError)(end.details)
+
+
+def _end(error: ConchError) -> CallEnd:
+    return CallEnd(error.grpc_status, error.message)
+
+
+def _set_status(context: Any, end: CallEnd) -> None:
+    context.set_code(_STATUS_CODES[end.status])
+    context.set_details(end.details)
+    if end.trailing:
+        context.set_trailing_metadata(list(end.trailing))

@@ -19,8 +19,6 @@ privates = ["os._exit", "torch.{HIDDEN}"]
 [sources]
 privates = ["os._exit"]
 [budgets]
-[packages]
-whole = ["conch.wire"]
 [[imports]]
 module = "conch.core"
 allowed = ["conch.core", "numpy"]
@@ -82,7 +80,6 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
             "#\nfrom ..frontends import b\n",
             "imports conch.frontends.b",
         ),
-        ("check_directions", "services/conch/a.py", "#\nimport conch.wire.part\n", "as a whole"),
         ("check_clocks", "services/conch/a.py", "from time import time as t\nt()\n", "a.py:2: time.time"),
         ("check_clocks", "services/conch/a.py", "import time as t\nt.sleep(1)\n", "a.py:2: time.sleep"),
         ("check_cycles", "services/conch/core/a.py", "#\nimport conch.core.a.b\n", ""),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
+from tests.support.grpc_transports import TRANSPORTS
 from tests.support.servers import (
     EXAMPLES,
     AnyServer,
@@ -62,9 +64,25 @@ MOST_BYTES = 4 * 1024 * 1024
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
-    """A server with the examples and models written for these tests."""
-    repository = tmp_path_factory.mktemp("models")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], AnyServer]]:
+    """A server for each transport of gRPC, with the examples and models written for these tests."""
+    with ExitStack() as stack:
+
+        @cache
+        def serve(transport: str) -> AnyServer:
+            return stack.enter_context(_serving(tmp_path_factory.mktemp("models"), *TRANSPORTS[transport]))
+
+        yield serve
+
+
+@pytest.fixture(scope="module")
+def server(servers: Callable[[str], AnyServer], grpc_transport: str) -> AnyServer:
+    """The server for the module's transport."""
+    return servers(grpc_transport)
+
+
+@contextmanager
+def _serving(repository: Path, *flags: str) -> Iterator[AnyServer]:
     write_probe(repository)
     write_probe(
         repository,
@@ -79,7 +97,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     write_probe(repository, "versions", "version_policy { all { } }", versions=(1, 3))
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
-    with serving(EXAMPLES, repository, flags=[f"--grpc-max-message-bytes={MOST_BYTES}"]) as server:
+    flags = (*flags, f"--grpc-max-message-bytes={MOST_BYTES}")
+    with serving(EXAMPLES, repository, flags=flags) as server:
         # gRPC keeps some file descriptors and threads from its first call on.
         with client_of(server) as client:
             assert client.is_server_ready()

@@ -38,10 +38,10 @@ def server_fixture(
                 assert client.is_server_ready()
             yield running
 
-    def server(repository: Path) -> Iterator[AnyServer]:
+    def server(repository: Path, grpc_transport: str) -> Iterator[AnyServer]:
         yield from serve(repository)
 
-    def placed_server(repository: Path, placement: str) -> Iterator[AnyServer]:
+    def placed_server(repository: Path, grpc_transport: str, placement: str) -> Iterator[AnyServer]:
         yield from serve(repository, placement)
 
     return pytest.fixture(scope=scope)(placed_server if placed else server)

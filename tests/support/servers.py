@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
+from tests.support.grpc_transports import TRANSPORTS, default_transport
 from tests.support.leaks import local_server
 from tests.support.waiting import PATIENCE_S
 from tritonclient.grpc import service_pb2
@@ -36,11 +37,8 @@ PYTHON_EXAMPLES = ROOT / "examples" / "models" / "python"
 CONCH = Path(sys.executable).with_name("conch")
 PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers"))
 """Directory of a real Triton and its load generator, if they are installed; see bench/setup_peers.sh."""
-GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
-"""Transport of the gRPC port of these servers, unless a flag names it."""
 FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
 """Front processes of these servers, unless a flag says how many; none with flags that need none."""
-_WITHOUT_FRONTS = ("--grpc-transport=grpcio",)
 
 WAIT_S = PATIENCE_S
 IN_PROCESS = "--backend-config=python,placement=in_process"
@@ -116,7 +114,8 @@ def free_port() -> int:
 
 
 def _front_ends(flags: Sequence[str]) -> str:
-    return "0" if any(flag.startswith(_WITHOUT_FRONTS) for flag in flags) else FRONT_ENDS
+    (grpcio,) = TRANSPORTS["grpcio"]
+    return "0" if default_transport() == "grpcio" or grpcio in flags else FRONT_ENDS
 
 
 class ServerProcess:
@@ -146,7 +145,7 @@ class ServerProcess:
         ours: dict[str, str | None] = {
             "CONCH_HTTP_PORT": "0",
             "CONCH_METRICS_PORT": "0",
-            "CONCH_GRPC_TRANSPORT": GRPC_TRANSPORT,
+            "CONCH_GRPC_TRANSPORT": default_transport(),
             "CONCH_FRONT_ENDS": _front_ends(arguments),
             "CONCH_EXIT_TIMEOUT_SECS": f"{WAIT_S:g}",
         }
@@ -324,7 +323,7 @@ def _keywords(flags: Sequence[str]) -> dict[str, Any]:
         "grpc_port": 0,
         "http_port": 0,
         "metrics_port": 0,
-        "grpc_transport": GRPC_TRANSPORT,
+        "grpc_transport": default_transport(),
         "front_ends": _front_ends(flags),
         "exit_timeout_secs": int(WAIT_S),
     }

@@ -14,7 +14,6 @@ from conch.cli.settings.settings_reference import help_parser
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
-from conch.frontends.grpc.rpc_calls import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
 from conch.process.allocator import keep_large_blocks, trim_when_idle
 from conch.process.banner import failure_announcement
@@ -95,9 +94,8 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             logs.announce(announcement.text, announcement.lines)
 
         return run_until_signal(server, started, logs.flush)
-    except (ConchError, IncompatibleGrpcError) as error:
-        text = error_text(error) if isinstance(error, ConchError) else str(error)
-        head = f"error: creating server: {text}"
+    except ConchError as error:
+        head = f"error: creating server: {error_text(error)}"
         notes = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
         models = [] if server is None else server.models_at_failure
         failure = failure_announcement(models, *notes)

@@ -19,9 +19,6 @@ class GrpcPart(Port):
         options: Its options.
         context: The server's objects for its parts.
         transport: Transport of the port; None for the one that the options name.
-
-    Raises:
-        IncompatibleGrpcError: The installed grpcio does not fit.
     """
 
     for_clients = True

@@ -213,6 +213,7 @@ FLOODS = {
             else headers(2 * number + 1, BLOCK + integer(62, 7, 0x80) * 12_000)
         ),
         ended_by=BOTH,
+        rounds=100,
         acknowledges=False,
     ),
     "table size updates": Flood(

@@ -17,6 +17,7 @@ import grpc
 import httpx
 import pytest
 from tests.support.fronts import front_metrics
+from tests.support.grpc_transports import TRANSPORTS
 from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, RawClient, eventually, serving, write_probe
 from tritonclient.grpc import service_pb2
@@ -34,7 +35,8 @@ POLICY = "".join(
         "replaced": "",
     }.items()
 )
-FRONTS = pytest.param(2, marks=pytest.mark.slow, id="fronts")
+FRONTS = pytest.param(("--front-ends=2",), marks=pytest.mark.slow, id="fronts")
+GRPCIO = pytest.param(TRANSPORTS["grpcio"], marks=pytest.mark.slow, id="grpcio")
 EACH = 40
 """Requests of each attacking client."""
 STREAMS = 3
@@ -143,13 +145,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[pytest.param(0, id="one_process"), FRONTS])
+@pytest.fixture(scope="module", params=[pytest.param((), id="one_process"), FRONTS, GRPCIO])
 def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalServer]:
-    """The server, with and without front processes; several requests run at a time."""
+    """The server, with and without front processes, and on grpcio; several requests run at a time."""
     flags = [f"--access-policy={directory / 'access.toml'}"]
-    if request.param:
-        flags += [f"--front-ends={request.param}", "--grpc-transport=own"]
-    with serving(directory / "models", flags=flags) as server:
+    with serving(directory / "models", flags=[*flags, *request.param]) as server:
         yield server
 
 

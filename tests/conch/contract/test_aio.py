@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_aio
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import WAIT_S, AnyServer, check_simple, simple_inputs, tensor
 from tritonclient.utils import InferenceServerException
+
+grpc_transport = each_transport()
 
 
 def run(server: AnyServer, use: Callable[[Any], Awaitable[None]]) -> None:

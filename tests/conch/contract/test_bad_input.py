@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.cases.requests_without_batch import BATCH_NOTE
 from tests.support.contract_server import MOST_BYTES
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -30,6 +31,8 @@ ROW = np.arange(16, dtype=np.int32).tobytes()
 Input = service_pb2.ModelInferRequest.InferInputTensor
 Output = service_pb2.ModelInferRequest.InferRequestedOutputTensor
 Contents = service_pb2.InferTensorContents
+
+grpc_transport = each_transport()
 
 
 @pytest.fixture(scope="module")

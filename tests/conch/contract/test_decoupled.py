@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.grpc_transports import each_transport
 from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     WAIT_S,
@@ -27,6 +28,8 @@ from tritonclient.grpc import service_pb2
 
 UNARY_ERROR = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 PARAMETERS = {"text": "ä", "yes": True}
+
+grpc_transport = each_transport()
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +249,9 @@ def test_a_replaced_model_goes_on_until_its_last_response(
 
 
 @pytest.mark.process
-def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement: str) -> None:
+def test_a_server_that_stops_lets_a_generation_finish(
+    tmp_path: Path, placement: str, grpc_transport: str
+) -> None:
     finalized, go, begun = tmp_path / "finalized", tmp_path / "go", tmp_path / "begun"
     repository = tmp_path / "models"
     write_steps(repository, finalized=finalized)

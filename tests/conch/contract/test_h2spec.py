@@ -1,5 +1,7 @@
 """The HTTP/2 conformance cases of h2spec (summerwind/h2spec 2.6), with gRPC calls as requests.
 
+On grpcio they would hold what gRPC's C core does, which differs in many of them and from version to version.
+
 Sections are those of RFC 9113; `generic` and `hpack` ones are h2spec's own. A connection error has to come as
 GOAWAY and an end of the connection, where h2spec takes an end alone.
 """
@@ -8,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from hpack import Encoder
-from tests.support.grpc_transports import TRANSPORTS
 from tests.support.http2_peer import (
     ACK,
     END_HEADERS,
@@ -45,9 +45,6 @@ from tests.support.http2_peer import (
     window_update,
 )
 from tests.support.servers import WAIT_S, serving
-
-SOON_S = 0.2
-"""Time to wait for a reaction that a transport is known not to have."""
 
 PROTOCOL, FLOW, CLOSED = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.STREAM_CLOSED
 SIZE, COMPRESSION = ErrorCode.FRAME_SIZE_ERROR, ErrorCode.COMPRESSION_ERROR
@@ -711,77 +708,24 @@ CASES: dict[str, dict[str, tuple[Step, ...]]] = {
     },
 }
 
-DEVIATIONS: dict[str, tuple[str, ...]] = {
-    # The C core ignores many errors, reports others by closing the connection, and refuses padded DATA.
-    "grpcio": (
-        "generic 3.1: DATA with padding",
-        "generic 3.2: HEADERS with padding",
-        "generic 3.8: ",
-        "generic 4: GET",
-        "generic 4: HEAD",
-        "hpack ",
-        "4.1: undefined flags",
-        "4.1: reserved bit",
-        "4.2: DATA above SETTINGS_MAX_FRAME_SIZE",
-        "4.2: HEADERS above SETTINGS_MAX_FRAME_SIZE",
-        "4.3: ",
-        "5.1: ",
-        "5.1.1: ",
-        "5.3: ",
-        "5.4.1: ",
-        "5.5: unknown frame within a block",
-        "6.1: ",
-        "6.2: ",
-        "6.3: ",
-        "6.4: ",
-        "6.5: ",
-        "6.5.2: ENABLE_PUSH",
-        "6.5.2: INITIAL_WINDOW_SIZE",
-        "6.5.2: MAX_FRAME_SIZE",
-        "6.7: PING of ",
-        "6.8: ",
-        "6.9: ",
-        "6.9.1: window of ",
-        "6.9.2: an initial window above",
-        "6.10: CONTINUATION ",
-        "6.10: another frame",
-        "7: unknown code of GOAWAY",
-        "8.",
-    ),
-    "own": (),
-}
-"""Beginnings of the names of the cases that a transport does not pass."""
-
-RACES = ("grpcio, generic 4: HEAD",)
-"""Cases that a transport passes at times."""
-
-
-def cases() -> Iterator[Any]:
-    """Each case with each transport; those that it does not pass are expected to fail."""
-    for transport in TRANSPORTS:
-        for section, texts in CASES.items():
-            for text, steps in texts.items():
-                name, timeout_s = f"{section}: {text}", WAIT_S
-                marks = [] if transport == "own" else [pytest.mark.slow]
-                if name.startswith(DEVIATIONS[transport]):
-                    strict = f"{transport}, {name}" not in RACES
-                    marks = [pytest.mark.slow, pytest.mark.xfail(raises=AssertionError, strict=strict)]
-                    timeout_s = SOON_S
-                yield pytest.param(transport, steps, timeout_s, marks=marks, id=f"{transport}, {name}")
-
 
 @pytest.fixture(scope="module")
-def address(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None
-) -> Iterator[str]:
-    """The gRPC port of a server with a transport."""
-    with serving(tmp_path_factory.mktemp("models"), flags=TRANSPORTS[request.param]) as server:
+def address(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> Iterator[str]:
+    """The gRPC port of a server."""
+    with serving(tmp_path_factory.mktemp("models"), flags=["--grpc-transport=own"]) as server:
         yield server.address
 
 
-@pytest.mark.parametrize(("address", "steps", "timeout_s"), list(cases()), indirect=["address"])
-def test_h2spec(address: str, steps: tuple[Step, ...], timeout_s: float) -> None:
-    with closing(Http2Peer(address, timeout_s)) as peer:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(steps, id=f"{section}: {text}")
+        for section, texts in CASES.items()
+        for text, steps in texts.items()
+    ],
+)
+def test_h2spec(address: str, steps: tuple[Step, ...]) -> None:
+    with closing(Http2Peer(address, WAIT_S)) as peer:
         for step in steps:
             if isinstance(step, bytes):
                 peer.send(step)

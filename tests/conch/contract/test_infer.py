@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
@@ -27,6 +28,8 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 Answer = tuple[triton.InferResult | None, InferenceServerException | None]
+
+grpc_transport = each_transport()
 
 
 def test_all_outputs(client: Client) -> None:

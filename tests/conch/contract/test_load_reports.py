@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.support.grpc_transports import each_transport
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import (
     NUMBER_CONFIG,
@@ -53,9 +54,11 @@ class TritonPythonModel:
 FIELDS = {"application_utilization": 9, "rps_fractional": 6, "eps": 7, "named_metrics": 8}
 """Fields of the standard, by number."""
 
+grpc_transport = each_transport()
+
 
 @pytest.fixture(scope="module")
-def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+def reporting(tmp_path_factory: pytest.TempPathFactory, grpc_transport: str) -> Iterator[AnyServer]:
     """A server that reports over gRPC too, with a model that exports what Triton's reports have."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "m", NUMBER_CONFIG, {"model.py": MODEL})

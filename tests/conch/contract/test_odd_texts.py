@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -60,9 +61,11 @@ import os
 raise ValueError(os.fsdecode({HALF!r}))
 """
 
+grpc_transport = each_transport()
+
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def odd(tmp_path_factory: pytest.TempPathFactory, grpc_transport: str) -> Iterator[ServerProcess]:
     """A server whose models fail with odd texts."""
     repository = tmp_path_factory.mktemp("odd")
     copy_example(repository, "simple")
@@ -123,7 +126,7 @@ def test_a_load_that_fails_with_half_characters_is_answered(odd: ServerProcess) 
             assert ESCAPED in line.reason
 
 
-def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> None:
+def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path, grpc_transport: str) -> None:
     repository = tmp_path / "models"
     copy_example(repository, "simple")
     for directory in (b"/no\xfftext", b"/no\xfftext/1", b"/simple/\xff"):

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.support.contract_server import CASTER
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import RawClient, serving, write_model
 from tritonclient.grpc import service_pb2
 
@@ -71,6 +72,8 @@ ANSWERING_CONFIG = """
 """
 Ask = Callable[[Any], Any]
 
+grpc_transport = each_transport()
+
 
 def write_models(repository: Path) -> None:
     """The models that answer with their parameters, and one with labels."""
@@ -80,7 +83,7 @@ def write_models(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[RawClient]:
+def raw(tmp_path_factory: pytest.TempPathFactory, placement: str, grpc_transport: str) -> Iterator[RawClient]:
     repository = tmp_path_factory.mktemp("parameters")
     write_models(repository)
     write_model(repository, "answering", ANSWERING_CONFIG, {"model.py": ANSWERING})

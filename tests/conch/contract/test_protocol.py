@@ -16,6 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescript
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2 as their_health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as their_reflection_pb2
+from tests.support.grpc_transports import each_transport
 from tritonclient.grpc import model_config_pb2 as their_model_config_pb2
 from tritonclient.grpc import service_pb2 as their_inference_pb2
 
@@ -42,6 +43,8 @@ PAIRS = [
 ]
 
 Facts = dict[str, object]
+
+grpc_transport = each_transport()
 
 
 def file_proto(module: ModuleType) -> descriptor_pb2.FileDescriptorProto:

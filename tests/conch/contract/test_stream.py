@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -27,6 +28,8 @@ from tritonclient.utils import InferenceServerException
 
 Answer = tuple[triton.InferResult | None, InferenceServerException | None]
 Next = Callable[[], Answer]
+
+grpc_transport = each_transport()
 
 
 @pytest.fixture

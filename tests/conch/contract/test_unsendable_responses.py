@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.grpc_transports import each_transport
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, write_model
 from tritonclient.grpc import service_pb2
@@ -75,6 +76,8 @@ TEXTS = {
     "wide": f"response parameter 'a' of model 'MODEL' must fit into 64 bits, {2**64} does not",
     "wider": "response parameter 'a' of model 'MODEL' must fit into 64 bits, a number of 16610 bits does not",
 }
+
+grpc_transport = each_transport()
 
 
 @pytest.fixture(scope="module")

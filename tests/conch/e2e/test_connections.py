@@ -17,6 +17,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from tests.support.certificates import Authority
+from tests.support.grpc_transports import each_transport
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -51,6 +52,9 @@ IDENTITY_CONFIG = """
     input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
+
+grpc_transport = each_transport()
+pytestmark = pytest.mark.usefixtures("grpc_transport")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.draining import NOT_SERVING, SERVING, Client, Load, outcome, request_for
+from tests.support.grpc_transports import each_transport
 from tests.support.raw_http import infer_body, raw_http, request
 from tests.support.servers import (
     IN_PROCESS,
@@ -64,6 +65,9 @@ CONFIG = """
 """
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 } instance_group { count: 2 }"
 CLOSED = "GRPC server is shutting down and has stopped accepting new requests."
+
+grpc_transport = each_transport()
+pytestmark = pytest.mark.usefixtures("grpc_transport")
 
 
 class Site:

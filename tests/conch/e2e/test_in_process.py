@@ -32,7 +32,6 @@ from tritonclient.grpc import service_pb2
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
-from conch.frontends.grpc.adapter.grpcio_calls import StreamCall as GrpcioStreamCall
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.stream_infer_rpc import InferStream
 from conch.frontends.grpc.transport.calls import StreamCall
@@ -40,6 +39,7 @@ from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server import InferenceServer
 from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
+from conch_grpcio.asyncio_calls import StreamCall as AsyncioStreamCall
 
 SCRIPT = """
 {first}
@@ -248,7 +248,7 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str, t
         repository=str(repository),
         what=what,
         transport=transport,
-        again=(what, transport) == ("stream", "own"),
+        again=what == "stream",
     )
     check_program(code, "alive")
 
@@ -279,7 +279,7 @@ def test_what_a_stream_has_held_goes_with_it(tmp_path: Path, transport: str) -> 
     server.start()
 
     def held() -> list[object]:
-        kinds = (StreamCall, GrpcioStreamCall, InferStream, InferenceRequest)
+        kinds = (StreamCall, AsyncioStreamCall, InferStream, InferenceRequest)
         return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
     def left() -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.contract_server import client, placement, raw, server, signal_files
+from tests.support.contract_server import client, placement, raw, server, servers, signal_files
 from tests.support.engines import ENGINES, FORMATS, missing_packages
 from tests.support.engines.engine import Engine
 from tests.support.warm_grpc import grpc_is_warm
 
-__all__ = ["client", "grpc_is_warm", "placement", "raw", "server", "signal_files"]
+__all__ = ["client", "grpc_is_warm", "placement", "raw", "server", "servers", "signal_files"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from conch.access.access_guard import Access, PortRules
+from conch.core.add_ons import load_add_on
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.door.door import Door
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
-from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.grpc_options import OWN, GrpcOptions
 from conch.frontends.grpc.request_decoder import MakeDecoder, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import ClientCounts, RpcServer
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
+
+TRANSPORTS = "conch.grpc_transports"
+"""The entry-point group; an entry is a function from `GrpcOptions` and a clock to an `RpcServer`."""
 
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
@@ -51,9 +56,6 @@ class GrpcFrontEnd:
         reports: The load reports; None for none.
         access: The access policy; None for none.
         transport: Server and codecs of the port; None for those that the options name.
-
-    Raises:
-        IncompatibleGrpcError: The installed grpcio does not fit.
     """
 
     def __init__(
@@ -142,14 +144,13 @@ class GrpcFrontEnd:
 
 
 def _server(options: GrpcOptions, clock: Clock) -> RpcServer:
-    """Makes the server of the chosen transport; the other one is not imported."""
-    if options.transport == "grpcio":
-        from conch.frontends.grpc.adapter.channel_arguments import grpcio_server
+    """Makes the server of the chosen transport; no other one is imported."""
+    if options.transport == OWN:
+        from conch.frontends.grpc.transport.transport_server import own_server
 
-        return grpcio_server(options, clock)
-    from conch.frontends.grpc.transport.transport_server import own_server
-
-    return own_server(options, clock)
+        return own_server(options, clock)
+    make: Callable[[GrpcOptions, Clock], RpcServer] = load_add_on(TRANSPORTS, options.transport)
+    return make(options, clock)
 
 
 def method_options(options: GrpcOptions) -> MethodOptions:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
+OWN = "own"
+"""conch's own transport."""
+
 _CONNECTIONS = "gRPC connections"
 _CLIENT_RATE = 1024
 
@@ -164,7 +167,6 @@ class GrpcOptions:
         port: Port to listen on; 0 for any free one.
         reuse_port: True if other processes may listen on the same port.
         transport: Implementation of the port: ``own`` or ``grpcio``.
-        pollers: Number of polling threads of grpcio.
         max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
         load_reports: True if inference calls end with a load report.
@@ -187,15 +189,9 @@ class GrpcOptions:
     transport: str = option(
         "--grpc-transport",
         TEXT,
-        "own",
+        OWN,
         "HTTP/2 in conch itself, or grpcio's C core",
-        choices=("own", "grpcio"),
-    )
-    pollers: int = option(
-        "--grpc-infer-thread-count",
-        integer(1, 128),
-        2,
-        "threads that poll for gRPC requests, with grpcio; conch's own transport has one",
+        choices=(OWN, "grpcio"),
     )
     max_message_bytes: int = option(
         "--grpc-max-message-bytes",
@@ -270,7 +266,7 @@ class GrpcOptions:
             return None
         options = settings.build(cls)
         limits = options.limits
-        if options.transport != "own":
+        if options.transport != OWN:
             for name, given in (
                 ("--grpc-max-received-bytes", limits.received_bytes != 0),
                 ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),

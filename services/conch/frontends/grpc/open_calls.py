@@ -21,9 +21,6 @@ class Drained(Protocol):
 class OpenCalls:
     """The calls that are not answered yet; changed from any thread.
 
-    On grpcio, while there are any, the completion queue must not be shut down: the C core aborts the process
-    if an operation is started on a queue after its shutdown.
-
     Args:
         most_unread_bytes: Unread bytes of one stream above which its client is behind.
 

@@ -1,6 +1,6 @@
 """The calls that handlers answer, whatever transport they came with.
 
-The adapter's calls have these methods, and so do those of other transports, such as Ray Serve's proxy.
+conch's own transport has such calls, front processes have, and `conch_grpcio` has those on asyncio.
 Threads and locks: handlers get a call on its transport's thread and may answer from any thread.
 """
 
@@ -17,10 +17,6 @@ from conch.core.tensor import Buffer
 from conch.frontends.grpc.tls_options import TlsOptions
 
 Metadata = Sequence[tuple[str, str | bytes]]
-
-
-class IncompatibleGrpcError(RuntimeError):
-    """The installed grpcio lacks the private layer that the transport on it needs."""
 
 
 class RpcCall(Caller, Protocol):
@@ -123,7 +119,7 @@ class ClientCounts(NamedTuple):
 
 
 class RpcServer(Protocol):
-    """A transport: the server of one port, conch's own or grpcio's."""
+    """A transport: the server of one port; see the entry-point group `grpc_front_end.TRANSPORTS`."""
 
     @property
     def client_counts(self) -> ClientCounts | None:

@@ -42,7 +42,6 @@ def read(*arguments: str, **environment: str) -> Any:
         ("drain-delay", 0),
         ("listen-while-loading", False),
         ("grpc-port", 8001),
-        ("grpc-infer-thread-count", 2),
         ("grpc-infer-response-compression-level", "none"),
         ("grpc-keepalive-time", 7_200_000),
         ("grpc-keepalive-timeout", 20_000),
@@ -269,6 +268,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ),
         (("--enable-peer-access=true", "--enable-peer-access=false"), ("--enable-peer-access=maybe",)),
         (("--grpc-infer-allocation-pool-size=16",), ("--grpc-max-response-pool-size=3",)),
+        (("--grpc-infer-thread-count=1", "--grpc-infer-thread-count=128"), ("--grpc-infer-thread-count=0",)),
         (("--buffer-manager-thread-count=0",), ("--buffer-manager-thread-count=2",)),
         (("--http-thread-count=8", "--http-thread-count=1"), ("--http-thread-count=2",)),
         (

@@ -1,27 +1,29 @@
-"""conch's own transport with grpcio's clients: calls, streams, cancellation, deadlines, the end."""
+"""The transports with grpcio's clients: calls, streams, cancellation, deadlines, the end."""
 
 from __future__ import annotations
 
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.support.grpc_transports import TRANSPORTS
 from tests.support.http2 import ACK, GOAWAY, PING, REQUEST, data, headers, settings, window_update
 from tests.support.http2_peer import PREFACE, frame
 from tests.support.servers import WAIT_S, eventually, past_deadline
 
-from conch.core.clock import monotonic_ns
+from conch.core.clock import Clock, monotonic_ns
 from conch.frontends.grpc.grpc_options import ConnectionLimits, GrpcOptions
 from conch.frontends.grpc.http2.limits import LocalSettings
-from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
+from conch.frontends.grpc.rpc_calls import RpcServer, StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import TransportServer, own_server
+from conch_grpcio.grpcio_server import GrpcioServer
 
 BLOCK = bytes(1 << 20)
 
@@ -29,8 +31,8 @@ BLOCK = bytes(1 << 20)
 class Site:
     """A server whose methods show what a transport must do."""
 
-    def __init__(self, options: PortOptions | None = None) -> None:
-        self.server = TransportServer(options or PortOptions(most_message_bytes=8 << 20))
+    def __init__(self, server: RpcServer) -> None:
+        self.server = server
         self.waiting: queue.Queue[UnaryRpc] = queue.Queue()
         self.cancelled: queue.Queue[Any] = queue.Queue()
         self.written = 0
@@ -44,14 +46,17 @@ class Site:
                 ),
                 "/t.T/Fail": lambda call, message: call.abort(3, "wrong: ü%\n", (("retry-after", "1"),)),
                 "/t.T/Wait": self.wait,
+                "/t.T/Broken": self.broken,
                 "/t.T/Say": lambda call, message: call.reply(
-                    repr((call.metadata, call.client.partition(":")[0])).encode()
+                    repr(([*map(tuple, call.metadata)], call.client.partition(":")[0])).encode()
                 ),
                 "/t.T/Refused": lambda call, message: call.reply(b"no"),
             },
             {
                 "/t.T/Each": self.each,
+                "/t.T/Busy": self.busy,
                 "/t.T/Flood": self.flood,
+                "/t.T/BrokenStream": self.broken,
                 "/t.T/No": lambda call: call.refuse(7, "closed"),
             },
             {"/t.T/Refused": self.refuse},
@@ -66,6 +71,9 @@ class Site:
     def refuse(self, call: UnaryRpc) -> bool:
         call.abort(16, "who is it?")
         return False
+
+    def broken(self, *call: Any) -> None:
+        raise ValueError("for the log only")
 
     def on_a_thread(self, call: UnaryRpc, message: Any) -> None:
         threading.Thread(target=call.reply, args=(bytes(message),)).start()
@@ -86,6 +94,16 @@ class Site:
             call.close(status, details)
 
         call.on_drain = drain
+        call.start(take, lambda: self.cancelled.put("stream"))
+
+    def busy(self, call: StreamRpc) -> None:
+        """Answers the messages, and does not end."""
+
+        def take(message: Any) -> None:
+            if message is not None:
+                call.write(bytes(message))
+                call.read_next()
+
         call.start(take, lambda: self.cancelled.put("stream"))
 
     def flood(self, call: StreamRpc) -> None:
@@ -111,6 +129,12 @@ class Site:
     def begin(self, method: str, message: bytes, timeout_s: float = WAIT_S) -> Any:
         return self.channel.unary_unary(f"/t.T/{method}").future(message, timeout=timeout_s)
 
+    def closed(self) -> Mapping[str, int]:
+        """Numbers of connections that the server has closed, by reason."""
+        counts = self.server.client_counts
+        assert counts is not None
+        return counts.closed
+
     def close(self) -> None:
         self.channel.close()
         while not self.waiting.empty():
@@ -118,9 +142,20 @@ class Site:
         self.server.stop(WAIT_S)
 
 
+def grpc_server(transport: str, **settings: Any) -> RpcServer:
+    make: Callable[[GrpcOptions, Clock], RpcServer] = own_server if transport == "own" else GrpcioServer
+    return make(GrpcOptions(address="127.0.0.1", port=0, **settings), monotonic_ns)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def site(request: pytest.FixtureRequest, grpc_is_warm: None) -> Iterator[Site]:
+    with closing(Site(grpc_server(request.param, max_message_bytes=8 << 20))) as site:
+        yield site
+
+
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with closing(Site()) as site:
+def own_site() -> Iterator[Site]:
+    with closing(Site(TransportServer(PortOptions(most_message_bytes=8 << 20)))) as site:
         yield site
 
 
@@ -135,7 +170,8 @@ def test_a_message_over_the_limit(site: Site) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         site.call("Echo", bytes((8 << 20) + 1))
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert raised.value.details() == f"Received message larger than max ({(8 << 20) + 1} vs. {8 << 20})"
+    details = raised.value.details().removeprefix("SERVER: ")  # with grpcio
+    assert details == f"Received message larger than max ({(8 << 20) + 1} vs. {8 << 20})"
     assert site.call("Echo") == b"message"
 
 
@@ -159,6 +195,17 @@ def test_errors(site: Site) -> None:
             site.call(method, bytes(200_000))  # is still being sent
         assert raised.value.code().name == code
     assert site.call("Echo") == b"message"
+
+
+def test_a_handler_that_raises_fails_its_call(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    stream = site.channel.stream_stream("/t.T/BrokenStream")
+    for call in (lambda: site.call("Broken"), lambda: list(stream(iter([b"a"]), timeout=WAIT_S))):
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
+        assert raised.value.details() == "the server failed to handle the call; its log has the cause"
+        assert "for the log only" in caplog.text
+        caplog.clear()
 
 
 def test_metadata_and_client(site: Site) -> None:
@@ -221,7 +268,7 @@ def test_many_deadlines_that_pass_are_no_attack(site: Site) -> None:
 
 def test_a_successor_keeps_its_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    old, new = TransportServer(PortOptions()), TransportServer(PortOptions())
+    old, new = grpc_server("own"), grpc_server("own")
     for server in (old, new):
         server.add_port(f"unix:{path}")
         server.start()
@@ -231,12 +278,12 @@ def test_a_successor_keeps_its_unix_socket(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_metadata_of_any_size_that_is_set() -> None:
-    options = GrpcOptions(address="127.0.0.1", port=0, limits=ConnectionLimits(metadata_bytes=1 << 20))
-    server = own_server(options, monotonic_ns)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_metadata_of_any_size_that_is_set(transport: str, grpc_is_warm: None) -> None:
+    server = grpc_server(transport, limits=ConnectionLimits(metadata_bytes=1 << 20))
     server.serve({"/t.T/Count": lambda call, message: call.reply(b"%d" % len(call.header("key")))}, {}, {})
     try:
-        port = server.add_port(options.target)
+        port = server.add_port("127.0.0.1:0")
         server.start()
         most = [("grpc.max_metadata_size", 1 << 20), ("grpc.absolute_max_metadata_size", 1 << 20)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", most) as channel:
@@ -256,7 +303,7 @@ def test_a_refused_stream(site: Site) -> None:
 def test_a_stream_whose_client_cancels(site: Site) -> None:
     messages: queue.Queue[bytes] = queue.Queue()
     messages.put(b"a")
-    call = site.channel.stream_stream("/t.T/Each")(iter(messages.get, None), timeout=WAIT_S)
+    call = site.channel.stream_stream("/t.T/Busy")(iter(messages.get, None), timeout=WAIT_S)
     assert next(call) == b"a"
     call.cancel()
     assert site.cancelled.get(timeout=WAIT_S) == "stream"
@@ -281,10 +328,10 @@ def test_the_end_of_a_client_cancels_its_calls(site: Site) -> None:
     assert call.code() is grpc.StatusCode.CANCELLED
 
 
-def test_a_client_may_ping_while_a_long_answer_arrives(site: Site) -> None:
+def test_a_client_may_ping_while_a_long_answer_arrives(own_site: Site) -> None:
     """As gRPC's clients do to measure the bandwidth; pings without any answer between are strikes."""
     request = tuple((name, b"/t.T/Flood" if name == b":path" else value) for name, value in REQUEST)
-    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+    with socket.create_connection(("127.0.0.1", own_site.port), WAIT_S) as client:
         client.sendall(PREFACE + settings() + headers(1, request) + data(1, b"\0\0\0\0\0"))
         received = b""
         for _ in range(10):  # the first of the messages has many windows
@@ -295,8 +342,8 @@ def test_a_client_may_ping_while_a_long_answer_arrives(site: Site) -> None:
                 received += some
             client.sendall(frame(PING, 0, 0, b"how fast") + window_update(0, 60_000))
             client.sendall(window_update(1, 60_000))
-    eventually(lambda: not site.cancelled.empty(), "the server sees the end")
-    assert not site.server.client_counts.closed["pings"]
+    eventually(lambda: not own_site.cancelled.empty(), "the server sees the end")
+    assert not own_site.closed()["pings"]
 
 
 def test_a_stop_lets_calls_end(site: Site) -> None:
@@ -314,10 +361,10 @@ def test_a_stop_lets_calls_end(site: Site) -> None:
     assert not stopping.is_alive()
 
 
-def test_the_client_closes_after_the_last_answer(site: Site) -> None:
+def test_the_client_closes_after_the_last_answer(own_site: Site) -> None:
     """A proxy may still pass the answer on, and would drop it where its connection ends."""
     request = tuple((name, b"/t.T/Wait" if name == b":path" else value) for name, value in REQUEST)
-    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+    with socket.create_connection(("127.0.0.1", own_site.port), WAIT_S) as client:
 
         def receive_until(expected: bytes) -> None:
             received = b""
@@ -327,8 +374,8 @@ def test_the_client_closes_after_the_last_answer(site: Site) -> None:
                 received += some
 
         client.sendall(PREFACE + settings() + headers(1, request) + data(1, b"\0\0\0\0\0", end=True))
-        held = site.waiting.get(timeout=WAIT_S)
-        stopping = threading.Thread(target=site.server.stop, args=(WAIT_S,))
+        held = own_site.waiting.get(timeout=WAIT_S)
+        stopping = threading.Thread(target=own_site.server.stop, args=(WAIT_S,))
         stopping.start()
         receive_until(b"conch-go")
         # A call that the client has begun before it read the first GOAWAY.
@@ -371,21 +418,21 @@ def test_streams_are_drained(site: Site) -> None:
 @pytest.mark.parametrize(
     "first", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nxxxxxxxxx"]
 )
-def test_what_is_no_http2_is_disconnected(site: Site, first: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+def test_what_is_no_http2_is_disconnected(own_site: Site, first: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", own_site.port), WAIT_S) as client:
         client.sendall(first)
         while client.recv(65536):
             pass
-    eventually(lambda: sum(site.server.client_counts.closed.values()) == 1, "it is counted")
-    assert site.call("Echo") == b"message"
+    eventually(lambda: sum(own_site.closed().values()) == 1, "it is counted")
+    assert own_site.call("Echo") == b"message"
 
 
 def test_connections_over_the_limit_are_closed() -> None:
     options = PortOptions(most_connections=2, settings=LocalSettings())
-    with closing(Site(options)) as site:
+    with closing(Site(TransportServer(options))) as site:
         assert site.call("Echo") == b"message"
         with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as second:
             assert second.recv(9)  # SETTINGS: it is served
             with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as third:
                 assert third.recv(9) == b""
-        eventually(lambda: site.server.client_counts.closed["connections"] == 1, "it is counted")
+        eventually(lambda: site.closed()["connections"] == 1, "it is counted")

@@ -188,10 +188,10 @@ def recordings() -> list[bytes]:
 
 def _grpcio() -> bytes:
     """Records a connection of grpcio with calls of all kinds, through a relay to a server of ours."""
-    from tests.conch.unit.frontends.transport.test_server import Site
+    from tests.conch.unit.frontends.transport.test_server import Site, grpc_server
 
     recorded = bytearray()
-    with closing(Site()) as site, socket.create_server(("127.0.0.1", 0)) as listener:
+    with closing(Site(grpc_server("own"))) as site, socket.create_server(("127.0.0.1", 0)) as listener:
 
         def relay() -> None:
             client, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The calls of `conch_ray` with servers without ports, on an event loop of another thread, without Ray."""
+"""Calls on asyncio with servers without ports, on an event loop of another thread, as in `conch_ray`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tritonclient.grpc import service_pb2 as pb
 import conch
 from conch.core.servable import Servable
 from conch.frontends.grpc.grpc_methods import GrpcMethods
-from conch_ray.ray_calls import RayStreamCall, RayUnaryCall, RefusalError
-from conch_ray.saturation import SATURATION, SaturationPolicy
+from conch.frontends.grpc.open_calls import OpenCalls
+from conch_grpcio.asyncio_calls import CallHead, RefusalError, StreamCall, UnaryCall
 
 SERVICE = "/inference.GRPCInferenceService/"
+HEAD = CallHead("", ())
 COLUMN = [conch.Tensor("X", np.int32, (1,))]
 
 
@@ -81,9 +82,9 @@ def run_elsewhere(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def infer(methods: GrpcMethods, model: str, number: int) -> int:
-    call = RayUnaryCall(None)
+    call = UnaryCall(HEAD, OpenCalls())
     methods.handle(SERVICE + "ModelInfer", call, request(model, number))
-    return value(pb.ModelInferResponse.FromString(await call.answer()))
+    return value(pb.ModelInferResponse.FromString((await call.answer()).message))
 
 
 def test_an_access_policy_holds(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_an_access_policy_holds(tmp_path: Path) -> None:
         try:
             with pytest.raises(RefusalError, match="no credentials") as caught:
                 await infer(methods, "double", 1)
-            assert caught.value.status == 16
+            assert caught.value.end.status == 16
         finally:
             assert server.stop()
             assert methods.close(WAIT_S)
@@ -119,7 +120,7 @@ def test_two_servers_in_a_thread_answer_without_ports_and_leave_signals_alone() 
                 ]
                 with pytest.raises(RefusalError, match="unknown model: 'none'") as caught:
                     await infer(each, "none", 1)
-                assert caught.value.status == 5
+                assert caught.value.end.status == 5
             assert {each: signal.getsignal(each) for each in handlers} == handlers
             now = psutil.Process().net_connections()
             assert {each for each in now if each.status == psutil.CONN_LISTEN} <= set(listening)
@@ -133,7 +134,7 @@ def test_two_servers_in_a_thread_answer_without_ports_and_leave_signals_alone() 
 
 def test_a_stream_keeps_its_order_and_ends_with_its_client() -> None:
     async def responses(methods: GrpcMethods, requests: AsyncIterator[bytes | None]) -> list[Any]:
-        call = RayStreamCall(None, requests.__anext__)
+        call = StreamCall(HEAD, OpenCalls(), requests.__anext__)
         methods.streams[SERVICE + "ModelStreamInfer"](call)
         return [pb.ModelStreamInferResponse.FromString(each) async for each in call.responses()]
 
@@ -159,7 +160,7 @@ def test_a_stream_keeps_its_order_and_ends_with_its_client() -> None:
             assert [value(each) for each in good if each.model_name == "double"] == [8]
             assert [value(each) for each in good if each.model_name == "count"] == [0, 1, 2]
             assert sum("unknown model: 'none'" in each.error_message for each in got) == 1
-            call = RayStreamCall(None, endless().__anext__)
+            call = StreamCall(HEAD, OpenCalls(), endless().__anext__)
             methods.streams[SERVICE + "ModelStreamInfer"](call)
             stream = call.responses()
             await anext(stream)
@@ -195,33 +196,3 @@ def test_a_cancelled_call_cancels_its_request() -> None:
             methods.close(WAIT_S)
 
     run_elsewhere(work)
-
-
-class Context:
-    """Attributes of Ray's `AutoscalingContext` that the policy reads."""
-
-    def __init__(self, reported: dict[str, float] | None, running: list[str], target: int = 4) -> None:
-        self.aggregated_metrics = None if reported is None else {SATURATION: reported}
-        self.running_replicas = running
-        self.target_num_replicas = target
-
-
-@pytest.mark.parametrize(
-    ("context", "wanted"),
-    [
-        (Context(None, ["a", "b"]), 4),  # none has reported
-        (Context({"a": 0.5, "b": 0.5}, ["a", "b"]), 2),
-        (Context({"a": 0.6, "b": 0.5}, ["a", "b"]), 3),
-        (Context({"a": 1.0}, ["a", "b"]), 4),  # the other one is taken to be like it
-        (Context({"a": 1.0, "gone": 1.0}, ["a"]), 2),
-        (Context({"a": 0.0, "b": 0.0}, ["a", "b"]), 0),  # Ray has the minimum
-    ],
-)
-def test_the_policy_aims_at_its_target(context: Context, wanted: int) -> None:
-    assert SaturationPolicy(0.5)(context) == (wanted, {})
-
-
-@pytest.mark.parametrize("target", [0, 1.5, "high"])
-def test_a_target_that_is_no_share_is_refused(target: Any) -> None:
-    with pytest.raises(conch.InvalidArgumentError, match="target must be above 0"):
-        SaturationPolicy(target)

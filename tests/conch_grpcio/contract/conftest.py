@@ -1,0 +1,7 @@
+"""Fixtures of the tests of calls on asyncio."""
+
+from __future__ import annotations
+
+from tests.support.warm_grpc import grpc_is_warm
+
+__all__ = ["grpc_is_warm"]
