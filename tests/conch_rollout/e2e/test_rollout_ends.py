@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
+from operator import gt
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -54,10 +55,12 @@ class Site:
         self._over = Event()
         self.answers: Counter[str] = Counter()
         self.errors: list[str] = []
+        self._ended = [0] * 4  # requests of each client
         self._pool = ThreadPoolExecutor(4)  # as many as instances, so that no request waits
-        self._running = [self._pool.submit(each) for each in (self._ask_grpc, self._ask_http) * 2]
+        clients = enumerate((self._ask_grpc, self._ask_http) * 2)
+        self._running = [self._pool.submit(ask, number) for number, ask in clients]
 
-    def _ask_grpc(self) -> None:
+    def _ask_grpc(self, number: int) -> None:
         with client_of(self._server) as client:
             while not self._over.is_set():
                 try:
@@ -66,8 +69,9 @@ class Site:
                     self.errors.append(str(error))
                 else:
                     self.answers[found.get_response().model_version] += 1
+                self._ended[number] += 1
 
-    def _ask_http(self) -> None:
+    def _ask_http(self, number: int) -> None:
         inputs = [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]
         while not self._over.is_set():
             reply = self._http.post("/v2/models/m/infer", json={"inputs": inputs}).json()
@@ -75,6 +79,7 @@ class Site:
                 self.errors.append(reply["error"])
             else:
                 self.answers[reply["model_version"]] += 1
+            self._ended[number] += 1
 
     def rollout(self, action: str = "", body: Any = None) -> Any:
         path = f"/v2/repository/models/m/rollout{action}"
@@ -90,9 +95,13 @@ class Site:
         return eventually(reached, f"the rollout is {states}", WAIT_S)
 
     def answered_by(self, version: str) -> None:
-        """Waits until requests that begin now are answered by a version."""
-        before = self.answers[version]
-        eventually(lambda: self.answers[version] > before + 50, f"version {version} answers", WAIT_S)
+        """Waits until requests that begin now are answered by a version, and those that run have ended."""
+        before, ended = self.answers[version], [each + 1 for each in self._ended]
+        eventually(
+            lambda: self.answers[version] > before + 50 and all(map(gt, self._ended, ended)),
+            f"version {version} answers",
+            WAIT_S,
+        )
 
     def end(self) -> None:
         self._over.set()
@@ -127,20 +136,23 @@ def site_of(
 
 
 @pytest.mark.parametrize(
-    ("stable", "candidate", "reason"),
+    ("stable", "candidate", "errors", "reason"),
     [
-        (GOOD, "if number % 33 == 0: raise ValueError('odd')", "errors"),
+        (GOOD, "if number % 33 == 0: raise ValueError('odd')", 0.005, "errors"),
         # In neighbouring buckets of the histogram, whose edge is 537 ms.
-        ("time.sleep(0.28)", "time.sleep(0.55)", "slower"),
-        (GOOD, "if number % 20 == 0: os._exit(3)", "the workers of version 2 fail again and again"),
+        ("time.sleep(0.28)", "time.sleep(0.55)", 0.005, "slower"),
+        # With a limit that is above what the ends of workers fail.
+        (GOOD, "if number % 20 == 0: os._exit(3)", 0.5, "the workers of version 2 fail again and again"),
     ],
     ids=["fails", "is slow", "crashes"],
 )
-def test_a_bad_candidate_is_aborted(repository: Path, stable: str, candidate: str, reason: str) -> None:
+def test_a_bad_candidate_is_aborted(
+    repository: Path, stable: str, candidate: str, errors: float, reason: str
+) -> None:
     write_version(repository, 1, stable)
     with site_of(repository) as (site, _):
         write_version(repository, 2, candidate)
-        declared = {"candidate": 2, "steps": ["50% 8s", "60% 1h"], "guard": GUARD}
+        declared = {"candidate": 2, "steps": ["50% 8s", "60% 1h"], "guard": {**GUARD, "errors": errors}}
         site.rollout(body={"rollout": declared})
         found = site.wait("ABORTED")
         assert reason in found["reason"], found
