@@ -30,6 +30,18 @@ _MOST_HEADER = 1 << 20  # of long names and extended attributes, which `tarfile`
 _MOST_RATIO = 200  # unpacked to packed; environments have 2 to 5
 _SMALL_BYTES = 64 << 20  # unpacked, of which any ratio is harmless
 _SHARE_OF_DISK = 0.9  # of what is free
+_UNREADABLE: tuple[type[Exception], ...] = (
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+)
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdError
+
+    _UNREADABLE += (ZstdError,)
 
 
 def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
@@ -86,7 +98,7 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
                 tar.extractall(folder, checked, filter="fully_trusted")
             else:  # before Python 3.11.4
                 tar.extractall(folder, checked)
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
+    except _UNREADABLE as error:
         raise InvalidArgumentError(
             f"{label}: '{archive}' can't be unpacked as a tar archive: {error}"
         ) from error
