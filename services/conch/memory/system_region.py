@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import weakref
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +38,24 @@ class RegionTensor(Tensor):
         return RegionTensor(name, self.datatype, shape, self.data)
 
 
+class _Mapping(mmap.mmap):
+    """A mapping that calls a function before it is unmapped, with the last view of it.
+
+    The callback of a weak reference would be too late: `mmap` unmaps first, and another mapping may have its
+    addresses by then.
+    """
+
+    _before_end: Callable[[], None] | None = None
+
+    def before_end(self, work: Callable[[], None]) -> None:
+        """Sets the function."""
+        self._before_end = work
+
+    def __del__(self) -> None:
+        if self._before_end is not None:
+            self._before_end()
+
+
 class SystemRegion(Region):
     """A part of a shared-memory object.
 
@@ -66,9 +85,8 @@ class SystemRegion(Region):
         view = memoryview(mapping)
         start = _address(np.frombuffer(view, np.uint8))
         self._protected: Protected = guard.protect(start, before + byte_size)
-        # With the last view of it; an exiting process needs no protection taken away.
-        weakref.finalize(mapping, guard.unprotect, self._protected).atexit = False
-        self._mapping: mmap.mmap | None = mapping
+        mapping.before_end(partial(guard.unprotect, self._protected))
+        self._mapping: _Mapping | None = mapping
         self._memory: memoryview | None = view[before : before + byte_size]
 
     def check(self) -> None:
@@ -138,7 +156,7 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> mmap.mmap:
+def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> _Mapping:
     name = object_name(region, key)
     try:
         descriptor = os.open(f"{DIRECTORY}/{name}", _OPEN)
@@ -151,7 +169,7 @@ def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> mmap
         if not (0 <= offset <= status.st_size and 0 < byte_size <= status.st_size - offset):
             raise _invalid(region)
         length = byte_size + offset - start
-        return mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+        return _Mapping(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
     except (OSError, ValueError, OverflowError):
         raise _invalid(region) from None
     finally:
