@@ -183,6 +183,7 @@ def test_clients_share_the_bytes_of_their_principal(server: LocalServer) -> None
 def test_clients_share_the_places_of_their_principal(server: LocalServer, tmp_path: Path) -> None:
     """Also clients that have gone hold theirs until their requests have ended."""
     go = tmp_path / "go"
+    eventually(lambda: all(front_metrics(server, "conch_front_up", key("free"))), "all fronts are alive")
     with attacking(server, "placed", 1, {"wait_for": str(go)}) as attack:
         limited = len(SENDERS) - PLACES
         eventually(lambda: attack.outcomes["limited"] == limited, "all others are refused")
