@@ -37,7 +37,7 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _HANDSHAKE_MS = 10_000
 _MIN_WAIT_S = 0.5
 _CERTIFICATE_NAMES = (("x509_common_name", "cn"), ("peer_dns", "dns"), ("peer_uri", "uri"))
-_NO_DEADLINE_S = 1e11  # calls without a deadline were seen to have one of 2**63 seconds
+_NO_DEADLINE_S = 1e11  # grpcio gives calls without a deadline 2**63 seconds
 
 Handle = Callable[[Any, Any], Coroutine[Any, Any, None]]
 """A handler of a call as grpcio has it: with the call's messages and its context."""

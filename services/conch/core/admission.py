@@ -88,7 +88,7 @@ class ExitingError(UnavailableError):
 
 
 class _Waiting(NamedTuple):
-    """A request that waits for its model, with the arguments of `Admission.admit`."""
+    """The wait of a request for its model, with arguments of `Admission.admit`."""
 
     wait: ColdWait
     caller: Caller | None
@@ -268,8 +268,8 @@ class Admission:
         try:
             wait.start()
         except ConchError:
-            del self._waits[request]
-            raise
+            if self._waits.pop(request, None) is not None:  # else it was cancelled meanwhile, and answered
+                raise
         if observer is not None:
             observer.wait_began()
         if request.cancelled:

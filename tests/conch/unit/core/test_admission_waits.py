@@ -133,3 +133,19 @@ def test_requests_go_on_in_the_order_in_which_they_came() -> None:
         admission.admit(request)
     catalogue.end(loaded=True)
     assert [request for request, _, _ in answers.calls] == requests
+
+
+def test_a_request_that_is_cancelled_while_its_wait_is_refused_is_answered_once() -> None:
+    catalogue, answers = Catalogue(), Answers()
+    admission = Admission(catalogue.registry)
+    request, observer = make_request(answers), Observer()
+
+    def cancelled_and_refused(wait: ColdWait) -> None:
+        catalogue.waiting.append(wait)
+        admission.cancel(request)
+        raise ResourceExhaustedError("too many")
+
+    catalogue.wait = cancelled_and_refused  # type: ignore[method-assign]
+    assert admission.admit(request, observer=observer) is None
+    assert answers.finals_of(request) == 1
+    assert observer.waits == 0
