@@ -307,9 +307,12 @@ def test_500_requests_for_a_cold_model_are_one_load(server: AnyServer, repositor
                 "one", INPUTS, lambda result, error, future=future: future.set_result(error or result)
             )
         eventually(lambda: metric(server, "conch_cold_requests") == 500, "all wait")
-        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-            client.infer("one", INPUTS, client_timeout=0.2)
-        held.unlink()
+        try:
+            # The second where the last load took longer.
+            with pytest.raises(InferenceServerException, match="Deadline Exceeded|deadline of the request"):
+                client.infer("one", INPUTS, client_timeout=0.2)
+        finally:
+            held.unlink()
         assert all(each.result(WAIT_S).as_numpy("OUT")[0] == 7.0 for each in asked)
     assert loads_of(repository, "one") == before + 1
     eventually(lambda: metric(server, "conch_cold_requests") == 0, "nothing waits")

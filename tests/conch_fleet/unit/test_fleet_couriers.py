@@ -72,7 +72,7 @@ def test_what_is_held_out_stays_so_on_all_servers_without_its_rollout(site: Site
     agent.load("m", {})
     with served(agent) as (_, target):
         remote = RemoteAgent(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S))
-        rollouts = FleetRollouts([remote], Models(site.repository), 0.4, None)
+        rollouts = FleetRollouts([remote], Models(site.repository), 6.0, None)
         with closing(rollouts), closing(remote):
             rollouts.start()
             site.model("m", {2: "ok"}, None)
@@ -103,7 +103,7 @@ def test_a_call_starts_a_rollout_of_a_model_that_had_none(site: Site) -> None:
     site.model("m", {2: "ok"}, None)
     with served(agent) as (_, target):
         remote = RemoteAgent(ModelControlClient(ConnectionOptions(target), timeout_s=WAIT_S))
-        rollouts = FleetRollouts([remote], Models(site.repository), 2.0, None)
+        rollouts = FleetRollouts([remote], Models(site.repository), 6.0, None)
         with closing(rollouts), closing(remote):
             rollouts.start()
             with pytest.raises(FailedPreconditionError, match="version 3 is not in the repository"):
