@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 # `pytest` alone, unlike `python -m pytest`, does not put the root on the path.
 if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
@@ -23,16 +22,11 @@ from tests.support.leaks import no_leaks
 from tests.support.servers import FRONT_ENDS
 from tests.support.sites import site
 
-__all__ = ["site"]
-
-__all__ = ["grpc_transport"]
+__all__ = ["grpc_transport", "site"]
 
 # A shell has programs that it starts in the background ignore SIGINT, and so would what tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# From its first loop on libuv keeps a pipe for signals, which is no leak of the test that has that loop.
-uvloop.new_event_loop().close()
 
 profiles.load()
 waiting.make_httpx_patient()

@@ -13,8 +13,9 @@ from conch.backends import backend_names
 from conch.core.file_checks import load_file_checks
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.door.thread_pool import ThreadPool
-from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.http_loop import HttpListener, LoopThread
 from conch.frontends.http.http_pools import Pools
+from conch.ipc.loop import SharedLoop
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.parts.server_part import PartContext, Port, ServerPart
 from conch_check.model_checks import Rules
@@ -59,7 +60,7 @@ class ConsolePort(Port):
         logs, traces = observability.logs, observability.tracing.settings
         self._options = options
         self._ports = context.ports
-        self._thread = LoopThread("conch-console")
+        self._thread = LoopThread(SharedLoop("conch-console"))
         self._lines = LogRing()
         self._reading = ThreadPool(_READING_THREADS, "conch-console-read")
         self._changing = ThreadPool(_CHANGING_THREADS, "conch-console-change")
@@ -91,7 +92,7 @@ class ConsolePort(Port):
             reading=self._reading,
             changing=self._changing,
         )
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
 
     def listen(self) -> int:
         """Listens; returns the port in use.

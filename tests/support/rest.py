@@ -18,9 +18,12 @@ from conch.core.request import InferenceRequest
 from conch.core.server_state import ServerState
 from conch.door.local_door import LocalDoor
 from conch.door.operation_handlers import Services
+from conch.frontends.connections.byte_stream import ByteStream
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler
+from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_pools import Pools
+from conch.ipc.loop import SharedLoop
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
@@ -128,16 +131,18 @@ class Rest:
     ) -> httpx.Response:
         """The whole response."""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        loop = asyncio.get_running_loop()
-        state = ListenerState(loop, 1)
-        server = await loop.create_server(lambda: Connection(self.handler, state), "127.0.0.1", 0)
-        async with server:
-            base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        thread = LoopThread(SharedLoop("test-loop"))
+        try:
+            listener = thread.listen(self.handler, "127.0.0.1", 0)
+            base = f"http://127.0.0.1:{listener.port}"
             async with httpx.AsyncClient(base_url=base, verify=False) as client:
                 return await client.request(method, path, content=content, headers=headers)
+        finally:
+            await asyncio.to_thread(listener.close, 0.0)
+            await asyncio.to_thread(thread.stop)
 
 
-class Wire(asyncio.Transport):
+class Wire(ByteStream):
     """A connection without a socket: the test is client and network.
 
     Args:
@@ -150,20 +155,21 @@ class Wire(asyncio.Transport):
         reading: True if the server reads.
     """
 
+    # Without a socket there is nothing of the base class to set up.
     def __init__(self, handler: Handler, loop: Any = None, reads: float = float("inf")) -> None:
-        super().__init__()
+        self.certificate_names = ()
+        self.unsent = 0
         self.written: list[bytes] = []
         self.reading = True
         self._reads = reads
-        self._closing = False
-        self._loop = asyncio.get_running_loop() if loop is None else loop
-        self._state = ListenerState(self._loop, 1)
-        self._connection = Connection(handler, self._state)
-        self._connection.connection_made(self)
+        self._hung_up = False
+        self._listener = ListenerState(asyncio.get_running_loop() if loop is None else loop, False, 1)
+        self._connection = Connection(handler, self._listener, lambda taker: self, "127.0.0.1:1")
+        self._connection.opened()
 
     def send(self, data: bytes) -> None:
         """Sends bytes to the server."""
-        self._connection.data_received(data)
+        self._connection.received(data)
 
     def read(self) -> None:
         """Reads one more of the server's writes."""
@@ -172,38 +178,33 @@ class Wire(asyncio.Transport):
 
     def hang_up(self) -> None:
         """Closes the connection."""
-        self._closing = True
-        self._connection.connection_lost(None)
+        self._hung_up = True
+        self._connection.closed()
 
     async def ended(self) -> None:
         """Waits for the tasks of the connection."""
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await asyncio.gather(*self._listener.tasks, return_exceptions=True)
 
-    def write(self, data: Any) -> None:
-        """See `asyncio.Transport`, as the others."""
-        self.written.append(bytes(data))
-        self._reads -= 1
-        if self._reads <= 0:
-            self._connection.pause_writing()
+    # See `ByteStream`.
 
-    def writelines(self, parts: Any) -> None:
-        for part in parts:
-            self.write(part)
+    def write(self, *data: Any) -> None:
+        for each in data:
+            if self._hung_up:
+                return
+            self.written.append(bytes(each))
+            self._reads -= 1
+            if self._reads <= 0:
+                self._connection.pause_writing()
 
-    def is_closing(self) -> bool:
-        return self._closing
+    @property
+    def closing(self) -> bool:
+        return self._hung_up
 
     def close(self) -> None:
-        self._closing = True
+        self._hung_up = True
 
     def abort(self) -> None:
-        self._closing = True
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 1) if name == "peername" else default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
+        self._hung_up = True
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -8,7 +8,7 @@ An infer request whose short body has come with its head goes to the core decode
 round. A longer or compressed body is kept here until the core asks for it, and decoded then. Bodies that
 can't be decoded or packed go as they came: the core finds the error.
 
-Threads and locks: the event loop of its own; what takes long is decoded and encoded on a pool.
+Threads and locks: the I/O loop; what takes long is decoded and encoded on a pool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.door.operation_table import INFER, path_pattern
 from conch.frontends.http.http_exchange import UNASKED_BYTES, HttpExchange, Reply
-from conch.frontends.http.http_loop import ConnectionSet, LoopThread
+from conch.frontends.http.http_loop import ConnectionSet, LoopThread, client_address
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
@@ -235,7 +235,7 @@ class HttpFront:
         self._stream = stream
         self._connections = connections
         self._on_over = on_over
-        self._thread = LoopThread("conch-front-http")
+        self._thread = LoopThread()
         self._thread.start()
         self._loop = self._thread.loop
         self._sender = RecordSender(stream, self._loop.call_soon, self._fail)
@@ -329,7 +329,13 @@ class HttpFront:
                     accepted.close()
                 self._count(number)
                 continue
-            port.serve(accepted)
+            try:
+                peer = client_address(accepted.getpeername())
+            except OSError:  # the client disconnected
+                accepted.close()
+                self._count(number)
+            else:
+                port.serve(accepted, peer)
         if self._connections.ended:
             self._loop.remove_reader(self._connections)
 

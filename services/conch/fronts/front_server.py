@@ -42,17 +42,18 @@ from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.servable import InlineClaim
+from conch.frontends.connections.listener import Listener
+from conch.frontends.connections.wire import tls_context
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.port_state import PortState
 from conch.frontends.grpc.transport.transport_server import (
-    Listener,
     bound_port,
     bound_sockets,
+    client_address,
     port_options,
 )
-from conch.frontends.grpc.transport.wire import tls_context
 from conch.frontends.http.http_loop import LoopThread
 from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader
@@ -216,7 +217,7 @@ class FrontServer:
             raise OSError(f"address {address} can't be listened on: {error.strerror or error}") from None
         for each in bound:
             accept = partial(self._accept, len(self._tls))
-            self._bound.append(Listener(self._port, each, accept))
+            self._bound.append(Listener(each, accept, "the gRPC port", self._clock))
             self._tls.append(tls)
         return bound_port(bound)
 
@@ -235,7 +236,7 @@ class FrontServer:
             self.stop(0)
             raise OSError(f"the front processes do not serve {_START_S:g} s after their start")
         for listener in self._bound:
-            loop.call_soon(listener.listen)
+            loop.call_soon(partial(listener.listen, loop))
 
     def stop(self, grace_s: float) -> bool:
         """Refuses new connections, has the fronts end theirs, kills what is left; see `RpcServer`."""
@@ -281,7 +282,8 @@ class FrontServer:
 
     # --- on the loop's thread ------------------------------------------------------------------------------
 
-    def _accept(self, listener: int, accepted: socket.socket, peer: str) -> None:
+    def _accept(self, listener: int, accepted: socket.socket, address: object) -> None:
+        peer = client_address(accepted, address)
         links = [front.link for front in self._fronts if front.link is not None]
         if len(self._waiting) + sum(link.connections for link in links) >= self._most_connections:
             self._port.closed["connections"] += 1

@@ -1,6 +1,6 @@
 """HTTP ports with fronts: the core accepts, gives each connection to a front, and handles its exchanges.
 
-`FrontListener` is a listener as `http_loop.Listener` is, so a port and its handlers are the same with and
+`FrontListener` is a listener as `http_loop.HttpListener` is, so a port and its handlers are the same with and
 without fronts. `HttpLink` is the core's end of one front. Supervision of the processes is `FrontServer`'s.
 
 Threads and locks: the event loop that HTTP ports share; what differs says so.
@@ -19,11 +19,11 @@ from typing import Any
 
 from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
+from conch.frontends.connections.listener import Listener
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import (
     ABORT_S,
-    Acceptor,
     LoopThread,
     bound_socket,
     end_tasks,
@@ -243,7 +243,7 @@ class HttpFronts:
 
 
 class FrontListener:
-    """A listening port whose connections are its fronts'; see `http_loop.Listener`."""
+    """A listening port whose connections are its fronts'; see `http_loop.HttpListener`."""
 
     def __init__(
         self, fronts: HttpFronts, handler: Handler, bound: socket.socket, settings: PortSettings
@@ -251,21 +251,21 @@ class FrontListener:
         self._fronts = fronts
         self._handler = handler
         self._settings = settings
-        self._acceptor = Acceptor(fronts.thread.loop, bound, self._take)
         self._numbers: list[int] = []  # the last is that of new connections
         self.port: int = bound.getsockname()[1]
+        self._acceptor = Listener(bound, self._take, f"port {self.port}")
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
         self._none = asyncio.Event()
         self._add_port(self._handler)
-        self._acceptor.start()
+        self._acceptor.listen(self._fronts.thread.loop.io)
         self._fronts.open += 1
 
     def _add_port(self, handler: Handler) -> None:
         self._numbers.append(self._fronts.add_port(self._settings, handler, self._check_none))
 
-    def _take(self, accepted: socket.socket) -> None:
+    def _take(self, accepted: socket.socket, address: object) -> None:
         if self._connections() >= self._settings.most_connections:
             refuse_crowded(accepted, self._settings.tls is not None)
         else:
@@ -279,7 +279,7 @@ class FrontListener:
             self._none.set()
 
     def finish_begun(self, handler: Handler, grace_s: float) -> bool:
-        """See `Listener.finish_begun`."""
+        """See `HttpListener.finish_begun`."""
         return self._fronts.thread.run(self._finish_begun(handler, grace_s)).result()
 
     async def _finish_begun(self, handler: Handler, grace_s: float) -> bool:
@@ -288,13 +288,13 @@ class FrontListener:
         return await ended_in_time(begun, grace_s)
 
     def close(self, grace_s: float) -> bool:
-        """See `Listener.close`."""
+        """See `HttpListener.close`."""
         return self._fronts.thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
         fronts = self._fronts
         fronts.open -= 1
-        self._acceptor.stop()
+        self._acceptor.close()
         self._none.clear()
         for number in self._numbers:
             fronts.close_port(number, grace_s)

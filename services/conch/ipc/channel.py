@@ -786,7 +786,7 @@ class PacketChannel:
             try:
                 self._sock.sendmsg(parts, _rights(fds) if fds else [], _SEND)
                 return
-            except BlockingIOError:  # uvloop makes what it watches non-blocking
+            except BlockingIOError:  # the caller may have made it non-blocking
                 poll = select.poll()
                 poll.register(self._sock, select.POLLOUT)
                 poll.poll()

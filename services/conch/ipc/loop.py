@@ -222,9 +222,16 @@ class IoLoop:
     Args:
         clock: Monotonic time in nanoseconds, also of timers.
         make_poll: Makes the epoll set.
+        name: Name of its thread.
     """
 
-    def __init__(self, clock: Clock = monotonic_ns, make_poll: Callable[[], Poll] = select.epoll) -> None:
+    def __init__(
+        self,
+        clock: Clock = monotonic_ns,
+        make_poll: Callable[[], Poll] = select.epoll,
+        name: str = "conch-io",
+    ) -> None:
+        self._name = name
         self._clock = clock
         self._make_poll = make_poll
         self._lock = threading.Lock()  # guards start, stop, `_wake_file` and the end of a turn
@@ -261,7 +268,7 @@ class IoLoop:
                 raise RuntimeError("the I/O loop was stopped")
             if self._threads:
                 return
-            thread = threading.Thread(target=self._run, args=(True,), name="conch-io", daemon=True)
+            thread = threading.Thread(target=self._run, args=(True,), name=self._name, daemon=True)
             self._poll = self._make_poll()
             try:
                 self._wake_file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -526,7 +533,8 @@ class IoLoop:
     def _has_standby(self) -> bool:
         """True if a standby thread runs; the first call starts it."""
         if len(self._threads) == 1:
-            thread = threading.Thread(target=self._run, args=(False,), name="conch-io-standby", daemon=True)
+            name = f"{self._name}-standby"
+            thread = threading.Thread(target=self._run, args=(False,), name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -584,9 +592,10 @@ class IoLoop:
 
 
 class SharedLoop:
-    """A loop that runs while it is held."""
+    """A loop that runs while it is held; `name` is that of its thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "conch-io") -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._holders = 0
         self._loop: IoLoop | None = None
@@ -600,7 +609,7 @@ class SharedLoop:
         """
         with self._lock:
             if self._loop is None:
-                loop = IoLoop()
+                loop = IoLoop(name=self._name)
                 loop.start()
                 self._loop = loop
             self._holders += 1

@@ -14,7 +14,7 @@ from conch.core.errors import ConchError
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_loop import Listener
+from conch.frontends.http.http_loop import HttpListener
 from conch.frontends.http.http_routing import admit
 from conch.frontends.http.json_body import error_reply
 from conch.memory.regions import Regions
@@ -104,7 +104,7 @@ class MetricsPart(Port):
             exporters[METRICS] = self._export.exporter
         if exporters:
             sources.append(partial(export_families, exporters))
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
 
     @property
     def handler(self) -> Handler:

@@ -309,7 +309,7 @@ def test_500_requests_for_a_cold_model_are_one_load(server: AnyServer, repositor
         eventually(lambda: metric(server, "conch_cold_requests") == 500, "all wait")
         try:
             # The second where the last load took longer.
-            with pytest.raises(InferenceServerException, match="Deadline Exceeded|deadline of the request"):
+            with pytest.raises(InferenceServerException, match=r"Deadline Exceeded|deadline of the request"):
                 client.infer("one", INPUTS, client_timeout=0.2)
         finally:
             held.unlink()

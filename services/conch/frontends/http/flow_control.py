@@ -15,16 +15,12 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
+from conch.frontends.connections.byte_stream import ByteStream
 
 AT_ONCE_BYTES = 8 << 20
 """Longer responses go to the transport in pieces."""
 PIECE_BYTES = 512 << 10
 """Largest piece; a longer one could block the loop in a single system call."""
-MUCH_BYTES = 64 << 10
-"""Smallest read that counts towards `TURN_BYTES`."""
-TURN_BYTES = 2 << 20
-"""Bytes read from one client before other clients are served."""
-
 MOST_CHUNKS = 65536
 """Limit of the chunks of a body."""
 
@@ -57,52 +53,32 @@ class PauseReason(Enum):
     """Received bytes are not parsed yet."""
     BODY = auto()
     """The handler has not asked for the body yet."""
-    TURN = auto()
-    """Other connections are served first."""
 
 
 class ReadControl:
-    """Pauses reading while there is a reason to.
+    """Pauses reading while there is a reason to."""
 
-    Args:
-        transport: The connection's transport.
-        loop: Its event loop.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
         self._reasons: set[PauseReason] = set()
-        self._read = 0
 
     @property
     def paused(self) -> bool:
         """True while received requests or bytes wait."""
-        return bool(self._reasons - {PauseReason.TURN})
+        return bool(self._reasons)
 
     def pause(self, reason: PauseReason) -> None:
         """Pauses reading until `resume` with the same reason."""
-        if not self._reasons and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if not self._reasons:
+            self._stream.pause_reading()
         self._reasons.add(reason)
 
     def resume(self, reason: PauseReason) -> None:
         """Resumes reading if there is no other reason to pause."""
         if reason in self._reasons:
             self._reasons.remove(reason)
-            if not self._reasons and not self._transport.is_closing():
-                self._transport.resume_reading()
-
-    def has_read(self, size: int) -> None:
-        """Counts received bytes; pauses for one loop iteration after `TURN_BYTES`.
-
-        Without it, one fast sender would keep the loop reading.
-        """
-        self._read += size
-        if self._read >= TURN_BYTES:
-            self._read = 0
-            self.pause(PauseReason.TURN)
-            self._loop.call_soon(self.resume, PauseReason.TURN)
+            if not self._reasons:
+                self._stream.resume_reading()
 
 
 _MOST_ANNOUNCED = 1 << 30
@@ -168,6 +144,7 @@ class ListenerState:
 
     Args:
         loop: Their event loop.
+        tls: True if they use TLS.
         most_connections: Limit of connections.
         on_lost: Called when a connection closes.
 
@@ -180,10 +157,12 @@ class ListenerState:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        tls: bool,
         most_connections: int,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.loop = loop
+        self.tls = tls
         self.most_connections = most_connections
         self.entering: set[Any] = set()
         self.connections: set[Any] = set()

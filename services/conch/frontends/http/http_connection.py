@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from conch.frontends.http.flow_control import MUCH_BYTES, ListenerState, PauseReason, ReadControl
+from conch.frontends.connections.byte_stream import BytesHandler, ByteStream
+from conch.frontends.http.flow_control import ListenerState, PauseReason, ReadControl
 from conch.frontends.http.http_exchange import CONTINUE, STATUS_LINES, HttpExchange
 from conch.frontends.http.request_reader import RequestReader
 from conch.frontends.http.timeouts import ConnectionSnapshot, ProgressCheck, WaitsFor
@@ -30,7 +30,6 @@ Handler = Callable[[HttpExchange], Coroutine[Any, Any, None] | None]
 _PARSED_BYTES = 4 << 10  # parsed at once, as they may hold many requests, headers or chunks
 _PARSING_S = 0.002  # time slice of parsing per connection
 _PROBE_S = 0.5  # delay of the first probe of a half-closed client; doubles with each probe
-_TCP_CLOSE = 7
 
 
 def refusal(status: int, text: str) -> bytes:
@@ -42,27 +41,34 @@ def refusal(status: int, text: str) -> bytes:
     )
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One connection.
 
     Args:
         handler: Answers the requests.
         state: State of the listener.
+        open_stream: Makes the stream, whose bytes the connection takes.
+        peer: The client's address, such as ``127.0.0.1:50000``.
 
     Attributes:
         progress: Detects clients that exceed their timeouts.
-        transport: Its transport.
-        peer: The client's address, such as ``127.0.0.1:50000``.
+        stream: Its bytes.
+        peer: The client's address.
         lost: True once the connection is closed.
     """
 
-    transport: asyncio.Transport
-    _control: ReadControl
-
-    def __init__(self, handler: Handler, state: ListenerState) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        state: ListenerState,
+        open_stream: Callable[[BytesHandler], ByteStream],
+        peer: str,
+    ) -> None:
         self.progress = ProgressCheck()
-        self.peer = ""
+        self.peer = peer
         self.lost = False
+        self.stream = open_stream(self)
+        self._control = ReadControl(self.stream)
         self._handle = handler
         self._state = state
         self._reader = RequestReader(self)
@@ -74,21 +80,17 @@ class Connection(asyncio.Protocol):
         self._parse_queued = False
         self._received = 0
 
-    # Transport
+    # The stream
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Sets up flow control."""
-        self.transport = transport
-        self._control = ReadControl(transport, self._state.loop)
-        address = transport.get_extra_info("peername")
-        if isinstance(address, tuple):
-            self.peer = f"{address[0]}:{address[1]}"
+    def opened(self) -> None:
+        """Takes requests from now on."""
         self._state.entering.discard(self)
         self._state.connections.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def closed(self) -> None:
         """Cancels the request of the connection and releases its buffers."""
         self.lost = True
+        self._state.entering.discard(self)
         self._state.connections.discard(self)
         self._writable.set()
         self._unparsed = b""
@@ -122,7 +124,7 @@ class Connection(asyncio.Protocol):
         """Waits until the client has read enough for more to be written."""
         await self._writable.wait()
 
-    def eof_received(self) -> bool:
+    def ended(self) -> bool:
         """Handles a half-close: the client may still wait for responses.
 
         A closed client looks the same until bytes are sent to it. So during a long request the connection
@@ -131,7 +133,7 @@ class Connection(asyncio.Protocol):
         Returns:
             True if the connection stays open, which TLS does not allow.
         """
-        if self.transport.get_extra_info("sslcontext") is not None:
+        if self._state.tls:
             return False
         if not self._reader.closed:
             last = self._last
@@ -146,29 +148,23 @@ class Connection(asyncio.Protocol):
         return True
 
     def _probe(self, delay_s: float) -> None:
-        """Checks whether a half-closed client is still connected; reschedules itself."""
-        if self.lost or self.transport.is_closing():
-            return
-        connected = self.transport.get_extra_info("socket")
-        if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-            self.transport.abort()
+        """Sends a half-closed client bytes that it ignores; the stream closes if it is gone."""
+        if self.stream.closing:
             return
         current = self._current
         if current is not None and not current.done and not self._unsent():
             if current.began:
-                self.transport.write(current.filler)
+                self.stream.write(current.filler)
             elif current.version != "1.0":
-                self.transport.write(CONTINUE)
+                self.stream.write(CONTINUE)
         self._state.loop.call_later(2 * delay_s, self._probe, 2 * delay_s)
 
     # Parsing
 
-    def data_received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         """Parses received bytes, or buffers them where there are many."""
         size = len(data)
         self._received += size
-        if size >= MUCH_BYTES:
-            self._control.has_read(size)
         if size <= _PARSED_BYTES and not self._unparsed:
             self._reader.feed(data)
         else:
@@ -234,7 +230,7 @@ class Connection(asyncio.Protocol):
                 "%s %s could not be answered", exchange.method, exchange.path, exc_info=task.exception()
             )
         if not exchange.done and not exchange.unsent:
-            self.transport.abort()
+            self.stream.abort()
 
     def finished(self, exchange: HttpExchange) -> None:
         """Ends a request: closes the connection, or goes on with the next one."""
@@ -244,13 +240,13 @@ class Connection(asyncio.Protocol):
             self.hold_body(False)
         if not exchange.keep_alive:
             self._reader.closed = True
-            self.transport.close()
+            self.stream.close()
         elif self._waiting:
             self._state.loop.call_soon(self._start_next)
 
     def _start_next(self) -> None:
         current = self._current
-        if not self._waiting or self.transport.is_closing() or not self._writable.is_set():
+        if not self._waiting or self.stream.closing or not self._writable.is_set():
             return
         if current is None or current.done:
             self.begin(self._waiting.popleft(), waited=True)
@@ -262,12 +258,12 @@ class Connection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """Closes the connection of a client that timed out."""
-        if self.transport.is_closing() or self._unsent():
-            self.transport.abort()
+        if self.stream.closing or self._unsent():
+            self.stream.abort()
         elif self._reader.in_head or self._reader.exchange is not None:
             self.refuse(408, "The request has not come in time.")
         else:
-            self.transport.close()
+            self.stream.close()
 
     def refuse(self, status: int, text: str) -> None:
         """Refuses the request that is read, as the last one; earlier ones are still answered."""
@@ -275,7 +271,7 @@ class Connection(asyncio.Protocol):
         broken, self._reader.exchange = self._reader.exchange, None
         if broken is not None and broken is self._current:
             if broken.began:
-                self.transport.close()
+                self.stream.close()
             else:
                 self._refuse(status, text)
             return
@@ -288,14 +284,14 @@ class Connection(asyncio.Protocol):
             last.keep_alive = False
 
     def _refuse(self, status: int, text: str) -> None:
-        self.transport.write(refusal(status, text))
-        self.transport.close()
+        self.stream.write(refusal(status, text))
+        self.stream.close()
 
     def shutdown(self) -> None:
         """Closes the connection once its requests are answered."""
         last = self._last
         if last is None or last.done:
-            self.transport.close()
+            self.stream.close()
         else:
             last.keep_alive = False
 
@@ -308,7 +304,7 @@ class Connection(asyncio.Protocol):
     def snapshot(self) -> ConnectionSnapshot:
         """Returns the state that timeouts are checked against."""
         last, unsent = self._last, self._unsent()
-        if self.transport.is_closing():
+        if self.stream.closing:
             waits = WaitsFor.CLOSE
         elif unsent:
             waits = WaitsFor.READER
@@ -323,4 +319,4 @@ class Connection(asyncio.Protocol):
     def _unsent(self) -> int:
         """Returns the number of bytes not yet sent to the client."""
         unsent = 0 if self._current is None else self._current.unsent
-        return self.transport.get_write_buffer_size() + unsent
+        return self.stream.unsent + unsent

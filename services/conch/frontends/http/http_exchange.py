@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from conch.access.principals import Grant
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer
+from conch.frontends.connections.byte_stream import ByteStream
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     MOST_CHUNKS,
@@ -99,12 +100,12 @@ class ExchangeConnection(Protocol):
     """The connection, as its exchanges use it.
 
     Attributes:
-        transport: Its transport.
+        stream: Its bytes.
         peer: The client's address, such as ``127.0.0.1:50000``.
         lost: True once it is closed.
     """
 
-    transport: asyncio.Transport
+    stream: ByteStream
     peer: str
     lost: bool
 
@@ -154,7 +155,7 @@ class HttpExchange:
         began: True once the response has begun.
         done: True once the response is complete.
         filler: Bytes that clients ignore within the response, sent as a probe.
-        unsent: Bytes of the response not yet passed to the transport.
+        unsent: Bytes of the response not yet passed to the stream.
         hooks: A provider's changes of the request and its response; None for none.
         sink: Takes the pieces of the body in place of `collected`; None for none.
         decoded: True if a front has decoded the body, and may encode the response.
@@ -261,12 +262,7 @@ class HttpExchange:
     @property
     def certificate_names(self) -> tuple[str, ...]:
         """Names in the client's certificate, such as ``cn:web``; none without one."""
-        found = self._connection.transport.get_extra_info("peercert") or {}
-        subject = [pair for part in found.get("subject", ()) for pair in part]
-        return (
-            *(f"cn:{name}" for key, name in subject if key == "commonName"),
-            *(f"{kind.lower()}:{name}" for kind, name in found.get("subjectAltName", ())),
-        )
+        return self._connection.stream.certificate_names
 
     @property
     def lost(self) -> bool:
@@ -294,7 +290,7 @@ class HttpExchange:
         if self.body_paused:
             self.hold(False)
         if self.fields.get(b"expect", b"").lower() == b"100-continue":
-            self._connection.transport.write(CONTINUE)
+            self._connection.stream.write(CONTINUE)
 
     def hold(self, paused: bool) -> None:
         """Pauses reading the body, or resumes it."""
@@ -362,8 +358,8 @@ class HttpExchange:
             body: The body; must not be changed later.
             closes: True to close the connection.
         """
-        transport = self._connection.transport
-        if transport.is_closing():
+        stream = self._connection.stream
+        if stream.closing:
             self._connection.finished(self)
             return
         if closes:
@@ -387,12 +383,12 @@ class HttpExchange:
                 lines.append(body)
             else:
                 lines.extend(body)
-            transport.write(b"".join(lines))
+            stream.write(b"".join(lines))
         elif size <= AT_ONCE_BYTES:
-            transport.writelines((b"".join(lines), *((body,) if isinstance(body, bytes) else body)))
+            stream.write(b"".join(lines), *((body,) if isinstance(body, bytes) else body))
         else:
             self.unsent = size
-            transport.write(b"".join(lines))
+            stream.write(b"".join(lines))
             self._connection.run(self, self._write_pieces(body))
             return
         self._connection.finished(self)
@@ -452,7 +448,7 @@ class HttpExchange:
 
     def abort(self) -> None:
         """Breaks the connection off: the response can't be completed."""
-        self._connection.transport.abort()
+        self._connection.stream.abort()
 
     def end(self) -> None:
         """Ends a response that `begin_response` began."""
@@ -461,8 +457,7 @@ class HttpExchange:
         self._connection.finished(self)
 
     def _write(self, data: Buffer) -> None:
-        if not self._connection.transport.is_closing():
-            self._connection.transport.write(data)
+        self._connection.stream.write(data)
 
     def _coded(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else data

@@ -1,4 +1,4 @@
-"""A thread that runs an event loop, and the listeners on it."""
+"""HTTP on an I/O loop: coroutines of handlers, listening ports and their connections."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ import errno
 import logging
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import uvloop
-
 from conch.core.errors import UnavailableError
+from conch.core.servable import InlineClaim
+from conch.frontends.connections.byte_stream import ByteStream
+from conch.frontends.connections.listener import BACKLOG, Listener
+from conch.frontends.connections.wire import open_wire
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler, refusal
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.timeouts import ClientTimeouts
+from conch.ipc.asyncio_loop import AsyncioLoop, TimedCallback
+from conch.ipc.loop import IO_LOOP, SharedLoop
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 ABORT_S = 1.0
 """Time for what is aborted to end."""
-_ENTRY_S = 0.1  # for connections that have been accepted, and are not open yet
 _LOOK_S = 0.02  # between looks at requests that a stop waits for; a notice would cost each request a call
-_HANDSHAKE_S = 10.0
 _CROWDED_SHARE = 0.75
-_ACCEPTED_AT_ONCE = 100
-_ACCEPT_AGAIN_S = 0.1
 _TOO_MANY = refusal(503, "There are too many connections.")
 _UNREAD_BYTES = 64 << 10
 DEFAULT_TIMEOUTS = ClientTimeouts()
@@ -42,31 +40,42 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """One uvloop event loop in one thread; code on it must not block or compute for long.
+    """HTTP's use of an I/O loop; code on it must not block or compute for long.
+
+    Args:
+        shared: The I/O loop, which is held from `start` to `stop`.
 
     Attributes:
-        loop: The event loop; available after `start`.
+        loop: The event loop of coroutines; available after `start`.
     """
 
-    loop: asyncio.AbstractEventLoop
+    loop: AsyncioLoop
 
-    def __init__(self, name: str = "conch-http") -> None:
-        self._name = name
-        self._thread: threading.Thread | None = None
+    def __init__(self, shared: SharedLoop = IO_LOOP) -> None:
+        self._shared = shared
+        self._running = False
 
     def start(self) -> None:
-        """Starts the thread if it does not run."""
-        if self._thread is None:
-            self.loop = uvloop.new_event_loop()
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        """Starts to use the loop, once."""
+        if not self._running:
+            self.loop = AsyncioLoop(self._shared.hold())  # type: ignore[abstract]  # see there
+            self._running = True
 
     def stop(self) -> None:
-        """Stops the thread and cancels its tasks."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            thread.join()
+        """Cancels the tasks, and lets go of the loop."""
+        if self._running:
+            self._running = False
+            self.run(self.loop.cancel_tasks()).result()
+            self.loop.close()
+            self._shared.release()
+
+    def call_soon(self, work: Callable[[], object]) -> None:
+        """Runs work on the loop; any thread."""
+        self.loop.io.call_soon(work)
+
+    def queue_inline(self, claim: InlineClaim) -> None:
+        """Takes a claim of a model that the loop may run after the round's events."""
+        self.loop.io.queue_inline(claim)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Runs a coroutine on the loop; called on another thread."""
@@ -81,7 +90,7 @@ class LoopThread:
         reuse_port: bool = False,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
         most_connections: int = 256,
-    ) -> Listener:
+    ) -> HttpListener:
         """Serves HTTP on an address.
 
         Args:
@@ -100,78 +109,10 @@ class LoopThread:
         self.start()
         with ExitStack() as undo:
             undo.callback(bound.close)
-            listener = Listener(self, handler, bound, tls, timeouts, most_connections)
+            listener = HttpListener(self, handler, bound, tls, timeouts, most_connections)
             self.run(listener.start()).result()
             undo.pop_all()
         return listener
-
-    def _run(self) -> None:
-        loop = self.loop
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-            asyncio.set_event_loop(None)
-            loop.close()
-
-
-class Acceptor:
-    """Accepts the connections of a bound socket; event loop only.
-
-    Args:
-        loop: The event loop.
-        bound: The socket, which `stop` closes.
-        take: Takes each connection.
-    """
-
-    # The loop's own servers count no connection before the end of its handshake, and where descriptors are
-    # exhausted they close all that wait.
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, bound: socket.socket, take: Callable[[socket.socket], None]
-    ) -> None:
-        self._loop = loop
-        self._bound = bound
-        self._take = take
-
-    def start(self) -> None:
-        """Starts accepting."""
-        self._bound.listen(_BACKLOG)
-        self._listen()
-
-    def _listen(self) -> None:
-        self._accepting: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._bound, self._accept)
-
-    def _accept(self) -> None:
-        """Accepts some of the connections that wait."""
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, _ = self._bound.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError as error:  # descriptors or memory are exhausted
-                port = self._bound.getsockname()[1]
-                log.warning("port %d can't accept connections: %s", port, error.strerror)
-                self._loop.remove_reader(self._bound)
-                self._accepting = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
-                return
-            accepted.setblocking(False)
-            self._take(accepted)
-
-    def stop(self) -> None:
-        """Stops accepting."""
-        if self._accepting is not None:
-            self._accepting.cancel()
-        self._loop.remove_reader(self._bound)
-        self._bound.close()
 
 
 def refuse_crowded(accepted: socket.socket, tls: bool) -> None:
@@ -197,7 +138,7 @@ class ConnectionSet:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: AsyncioLoop,
         handler: Handler,
         tls: ssl.SSLContext | None,
         timeouts: ClientTimeouts,
@@ -208,10 +149,9 @@ class ConnectionSet:
         self._loop = loop
         self._tls = tls
         self._timeouts = timeouts
-        self._state = ListenerState(loop, most_connections, self._lost)
+        self._state = ListenerState(loop, tls is not None, most_connections, self._lost)
         self._on_left = on_left
         self._none = asyncio.Event()
-        self._entries: set[asyncio.Task[None]] = set()
         self._check_clients()
 
     def __len__(self) -> int:
@@ -222,30 +162,17 @@ class ConnectionSet:
         """True if the limit of connections is reached."""
         return self._state.full
 
-    def serve(self, accepted: socket.socket) -> None:
+    def serve(self, accepted: socket.socket, peer: str) -> None:
         """Serves a connection."""
-        connection = Connection(self._handler, self._state)
-        self._state.entering.add(connection)
-        task = self._loop.create_task(self._enter(connection, accepted))
-        self._entries.add(task)
-        task.add_done_callback(self._entries.discard)
-
-    async def _enter(self, connection: Connection, accepted: socket.socket) -> None:
-        """Opens a connection, with TLS's handshake if there is one."""
         try:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
-            )
-        except OSError:  # the client disconnected, or the TLS handshake failed
+            wire = open_wire(accepted, self._tls, http2=False)
+        except OSError:  # the client disconnected
             accepted.close()
-        finally:
-            if connection in self._state.entering:
-                self._state.entering.discard(connection)
-                self._on_left()
+            self._on_left()
+            return
+        connection = Connection(self._handler, self._state, partial(ByteStream, self._loop.io, wire), peer)
+        self._state.entering.add(connection)
+        connection.stream.start()
 
     def _lost(self) -> None:
         if not self._state.connections:
@@ -260,10 +187,10 @@ class ConnectionSet:
         for connection in list(self._state.connections):
             if connection.progress.timed_out(connection.snapshot(), timeouts, now):
                 connection.give_up()
-        self._look: asyncio.TimerHandle = self._loop.call_later(timeouts.every_s, self._check_clients)
+        self._look: TimedCallback = self._loop.call_later(timeouts.every_s, self._check_clients)
 
     async def finish_begun(self, handler: Handler, grace_s: float) -> bool:
-        """See `Listener.finish_begun`; a request has begun if it has come whole."""
+        """See `HttpListener.finish_begun`; a request has begun if it has come whole."""
         self._handler = handler
         begun = [each for connection in self._state.connections for each in connection.begun()]
         return await ended_in_time(begun, grace_s)
@@ -274,11 +201,9 @@ class ConnectionSet:
         Returns:
             True if all requests finished.
         """
-        if self._entries:  # without TLS they are open at once
-            _, late = await asyncio.wait(list(self._entries), timeout=min(grace_s, _ENTRY_S))
-            for task in late:
-                task.cancel()
         state = self._state
+        for entering in list(state.entering):
+            entering.stream.abort()
         self._none.clear()
         for connection in list(state.connections):
             connection.shutdown()
@@ -291,13 +216,13 @@ class ConnectionSet:
         self._look.cancel()
         if not ended:
             for connection in list(state.connections):
-                connection.transport.abort()
+                connection.stream.abort()
             await in_time(self._none.wait(), ABORT_S)
         await end_tasks(state.tasks)
         return ended
 
 
-class Listener:
+class HttpListener:
     """A listening port and its connections; connections over the limit are refused."""
 
     def __init__(
@@ -312,19 +237,19 @@ class Listener:
         self._thread = thread
         self._tls = tls
         self._make = partial(ConnectionSet, thread.loop, handler, tls, timeouts, most_connections)
-        self._acceptor = Acceptor(thread.loop, bound, self._take)
         self.port: int = bound.getsockname()[1]
+        self._acceptor = Listener(bound, self._take, f"port {self.port}")
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
         self._connections = self._make()
-        self._acceptor.start()
+        self._acceptor.listen(self._thread.loop.io)
 
-    def _take(self, accepted: socket.socket) -> None:
+    def _take(self, accepted: socket.socket, address: object) -> None:
         if self._connections.full:
             refuse_crowded(accepted, self._tls is not None)
         else:
-            self._connections.serve(accepted)
+            self._connections.serve(accepted, client_address(address))
 
     def finish_begun(self, handler: Handler, grace_s: float) -> bool:
         """Waits up to `grace_s` seconds for the requests that have begun; `handler` answers new connections.
@@ -343,7 +268,7 @@ class Listener:
         return self._thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
-        self._acceptor.stop()
+        self._acceptor.close()
         return await self._connections.close(grace_s)
 
 
@@ -390,6 +315,7 @@ def bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
         if reuse_port:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except OSError as error:
         bound.close()
@@ -397,3 +323,8 @@ def bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
             raise UnavailableError(f"Socket '{host}:{port}' already in use ") from None
         raise UnavailableError(f"address {host}:{port} can't be listened on: {error.strerror}") from None
     return bound
+
+
+def client_address(address: object) -> str:
+    """The client's address, such as ``127.0.0.1:50000``."""
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""

@@ -33,15 +33,15 @@ _LONGEST_WAIT_FOR_QUIET_S = 0.5
 
 
 class PortListener(Protocol):
-    """A listening port; see `http_loop.Listener`."""
+    """A listening port; see `http_loop.HttpListener`."""
 
     port: int
 
     def finish_begun(self, handler: Handler, grace_s: float) -> bool:
-        """See `Listener.finish_begun`."""
+        """See `HttpListener.finish_begun`."""
 
     def close(self, grace_s: float) -> bool:
-        """See `Listener.close`."""
+        """See `HttpListener.close`."""
 
 
 class ListeningFronts(Protocol):

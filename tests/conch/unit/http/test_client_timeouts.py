@@ -12,8 +12,9 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
-from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.http_loop import HttpListener, LoopThread
 from conch.frontends.http.timeouts import ClientTimeouts, ConnectionSnapshot, ProgressCheck, WaitsFor
+from conch.ipc.loop import SharedLoop
 
 DEFAULT_TIMEOUTS = ClientTimeouts(stalled_s=10.0, least_bytes=100, idle_s=50.0)
 SHORT = ClientTimeouts(stalled_s=0.1, idle_s=0.1, every_s=0.01)
@@ -87,16 +88,16 @@ class Held:
 @pytest.fixture
 def thread() -> Iterator[LoopThread]:
     """A thread that is stopped after the test."""
-    thread = LoopThread("test-loop")
+    thread = LoopThread(SharedLoop("test-loop"))
     yield thread
     thread.stop()
 
 
-def client_of(listener: Listener) -> socket.socket:
+def client_of(listener: HttpListener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", listener.port), WAIT_S)
 
 
-def sent_at_once(thread: LoopThread, listener: Listener, data: bytes) -> socket.socket:
+def sent_at_once(thread: LoopThread, listener: HttpListener, data: bytes) -> socket.socket:
     """A client that is idle at no time before it has sent something: the loop stands still until then."""
     stands, go_on = threading.Event(), threading.Event()
 

@@ -6,11 +6,8 @@ import asyncio
 import resource
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ from conch.core.tensor import Tensor, copied
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     PIECE_BYTES,
-    TURN_BYTES,
     PauseReason,
     ReadControl,
     RequestBody,
@@ -38,37 +34,14 @@ from conch.frontends.http.infer.infer_response import BinaryOutputs, ResponseEnc
 LONG = AT_ONCE_BYTES + 1000
 
 
-class Loop:
-    """A loop whose turns a test makes."""
-
-    def __init__(self) -> None:
-        self.soon: list[Callable[[], object]] = []
-
-    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """As a loop has it."""
-        self.soon.append(partial(callback, *arguments))
-
-    def turn(self) -> bool:
-        """Calls what is due; returns whether there was anything."""
-        due, self.soon = self.soon, []
-        for each in due:
-            each()
-        return bool(due)
+@pytest.fixture
+def wire() -> Wire:
+    return Wire(lambda exchange: None, object())
 
 
 @pytest.fixture
-def loop() -> Loop:
-    return Loop()
-
-
-@pytest.fixture
-def wire(loop: Loop) -> Wire:
-    return Wire(lambda exchange: None, loop)
-
-
-@pytest.fixture
-def control(loop: Loop, wire: Wire) -> ReadControl:
-    return ReadControl(wire, cast(Any, loop))
+def control(wire: Wire) -> ReadControl:
+    return ReadControl(wire)
 
 
 @given(st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=3))
@@ -141,26 +114,6 @@ def test_what_its_client_does_not_wait_for_is_not_sent() -> None:
     assert asyncio.run(ask()) == 0
 
 
-def test_others_have_their_turn_before_much_more_is_read(
-    control: ReadControl, loop: Loop, wire: Wire
-) -> None:
-    states: list[bool] = []
-    for size in (TURN_BYTES - 1, 1):
-        control.has_read(size)
-        states.append(wire.reading)
-    loop.turn()
-    assert [*states, wire.reading] == [True, False, True]
-
-
-def test_a_turn_does_not_end_another_pause(control: ReadControl, loop: Loop, wire: Wire) -> None:
-    control.has_read(TURN_BYTES)
-    control.pause(PauseReason.UNPARSED)
-    loop.turn()
-    states = [wire.reading]
-    control.resume(PauseReason.UNPARSED)
-    assert [*states, wire.reading] == [False, True]
-
-
 def test_reading_goes_on_once_no_request_waits_and_all_is_parsed(control: ReadControl, wire: Wire) -> None:
     control.pause(PauseReason.WAITING)
     control.pause(PauseReason.UNPARSED)
@@ -172,14 +125,6 @@ def test_reading_goes_on_once_no_request_waits_and_all_is_parsed(control: ReadCo
     assert not wire.reading
     control.resume(PauseReason.UNPARSED)
     assert (wire.reading, control.paused) == (True, False)
-
-
-def test_a_closing_connection_is_left_alone(control: ReadControl, loop: Loop, wire: Wire) -> None:
-    wire.close()
-    control.has_read(TURN_BYTES)
-    assert wire.reading
-    loop.turn()
-    assert wire.reading
 
 
 @pytest.mark.parametrize("length", [None, 6, 1 << 20])

@@ -58,7 +58,7 @@ def test_which_responses_end_their_connection(line: str, header: str, closes: bo
         wire = Wire(hello)
         wire.send(f"GET / HTTP/{line}\r\n{header}{chr(13) + chr(10) if header else ''}\r\n".encode())
         assert (b"connection: close\r\n" in b"".join(wire.written)) is closes
-        assert wire.is_closing() is closes
+        assert wire.closing is closes
 
     run(ask())
 
@@ -243,6 +243,6 @@ def test_a_task_that_ends_without_a_response_ends_the_connection() -> None:
         wire.send(GET)
         await wire.ended()
         await asyncio.sleep(0)
-        return wire.is_closing()
+        return wire.closing
 
     assert run(ask())

@@ -15,12 +15,13 @@ from conch.core.errors import UnavailableError
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.infer.infer_route import ReplyMailbox
+from conch.ipc.loop import SharedLoop
 
 
 @pytest.fixture
 def thread() -> Iterator[LoopThread]:
     """A thread that is stopped after the test."""
-    thread = LoopThread("test-loop")
+    thread = LoopThread(SharedLoop("test-loop"))
     yield thread
     thread.stop()
 

@@ -56,7 +56,8 @@ class Recording:
         return False
 
 
-LOOP: Any = SimpleNamespace(call_soon_threadsafe=lambda call: call())
+LOOP: Any = object()
+THREAD: Any = SimpleNamespace(call_soon=lambda work: work(), queue_inline=lambda claim: claim.release())
 
 
 class Asked:
@@ -117,7 +118,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
                     services(regions),
                 )
             )
-            route = InferRoute(door, SimpleNamespace(loop=LOOP), workers, lambda: 0, SIZE)  # type: ignore[arg-type]
+            route = InferRoute(door, THREAD, workers, lambda: 0, SIZE)
             threading.current_thread().name, name = "loop", threading.current_thread().name
             try:
                 asked = Asked(route, body, model.spec.name)
@@ -137,7 +138,7 @@ def route() -> Iterator[InferRoute]:
         core.registry.add_namespaces("/a")
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]
         with door_to(core, services(regions)) as door:
-            yield InferRoute(door, SimpleNamespace(loop=LOOP), workers, lambda: 0, SIZE)  # type: ignore[arg-type]
+            yield InferRoute(door, THREAD, workers, lambda: 0, SIZE)
 
 
 @pytest.mark.parametrize(

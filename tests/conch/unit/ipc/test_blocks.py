@@ -395,7 +395,7 @@ def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order(watched: bool) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sender, receiver = PacketChannel(ours, blocking=False), PacketChannel(theirs)
     if watched:
-        os.set_blocking(sender.fileno(), False)  # as uvloop does
+        os.set_blocking(sender.fileno(), False)  # as loops do
     for number in range(2000):
         sender.send([number.to_bytes(4, "little"), bytes(2000)])
     buffer = bytearray(BUFFER_BYTES)
@@ -413,7 +413,7 @@ def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order(watched: bool) 
 def test_an_unread_backlog_is_freed_with_the_channel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sender = PacketChannel(ours, blocking=False)
-    os.set_blocking(sender.fileno(), False)  # as uvloop does
+    os.set_blocking(sender.fileno(), False)  # as loops do
     with theirs, open(os.devnull, "rb") as file:
         for _ in range(2000):
             sender.send([bytes(2000)], [file.fileno()])

@@ -51,6 +51,8 @@ from select import EPOLLIN, EPOLLOUT
 
 from conch.core.errors import UnavailableError
 from conch.core.tensor import Buffer
+from conch.frontends.connections.byte_stream import unsent_part
+from conch.frontends.connections.wire import Wire
 from conch.frontends.grpc.http2.connection import Http2Connection, too_slow
 from conch.frontends.grpc.http2.events import (
     ConnectionClosed,
@@ -76,7 +78,6 @@ from conch.frontends.grpc.transport.metadata import (
     error_head,
 )
 from conch.frontends.grpc.transport.port_state import PortState
-from conch.frontends.grpc.transport.wire import Wire
 from conch.ipc.loop import IoLoop, Timer
 
 log = logging.getLogger(__name__)
@@ -709,7 +710,7 @@ class GrpcConnection:
                 self._watch_progress()
                 return False
             self._sent += count
-            output = _unsent(output, count)
+            output = unsent_part(output, count)
         return True
 
     def _has_sent(self) -> None:
@@ -785,13 +786,3 @@ class GrpcConnection:
 
     def _takes(self, stream_id: int) -> bool:
         return not self._overloaded() and self._http2.may_receive(stream_id)
-
-
-def _unsent(buffers: list[Buffer], count: int) -> list[Buffer]:
-    """Unsent remainder of `buffers` after `count` sent bytes."""
-    for index, buffer in enumerate(buffers):
-        size = buffer.nbytes if type(buffer) is memoryview else len(buffer)
-        if count < size:
-            return [memoryview(buffer)[count:], *buffers[index + 1 :]] if count else buffers[index:]
-        count -= size
-    return []

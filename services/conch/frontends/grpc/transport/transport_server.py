@@ -13,13 +13,15 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
 from conch.core.servable import InlineClaim
+from conch.frontends.connections.listener import BACKLOG, Listener
+from conch.frontends.connections.wire import open_wire, tls_context
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings
@@ -28,14 +30,10 @@ from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.port_state import PortOptions, PortState
-from conch.frontends.grpc.transport.wire import PlainWire, TlsWire, Wire, tls_context
 from conch.ipc.loop import IO_LOOP, IoLoop, SharedLoop
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
-_ACCEPTED_AT_ONCE = 100
-_ACCEPT_AGAIN_NS = 100_000_000
 _MIN_WAIT_S = 0.5
 _MS = 1_000_000
 _CONTINUATIONS = 8
@@ -141,18 +139,26 @@ class TransportServer:
         except OSError as error:
             raise OSError(f"address {address} can't be listened on: {error.strerror or error}") from None
 
-        def accept(accepted: socket.socket, peer: str) -> None:
-            GrpcConnection(self._port, wire(accepted, context), peer).start()
-
-        self._listeners += [Listener(self._port, each, accept) for each in bound]
+        take = partial(self._take, context)
+        self._listeners += [Listener(each, take, "the gRPC port", self._port.clock) for each in bound]
         return bound_port(bound)
+
+    def _take(self, tls: ssl.SSLContext | None, accepted: socket.socket, address: object) -> None:
+        """Serves a connection, or closes it if there are too many."""
+        port = self._port
+        if len(port.connections) >= port.options.most_connections:
+            port.closed["connections"] += 1
+            accepted.close()
+        else:
+            wire = open_wire(accepted, tls, http2=True)
+            GrpcConnection(port, wire, client_address(accepted, address)).start()
 
     def start(self) -> None:
         """Starts to accept connections."""
         self._loop = self._shared_loop.hold()
         self._port.use(self._loop)
         for listener in self._listeners:
-            self._loop.call_soon(listener.listen)
+            self._loop.call_soon(partial(listener.listen, self._loop))
 
     def stop(self, grace_s: float) -> bool:
         """Refuses new calls, waits for those in flight, cancels the rest.
@@ -196,90 +202,13 @@ class TransportServer:
             connection.close()
 
 
-class Listener:
-    """A listening socket; accepts connections on the loop's thread.
-
-    Args:
-        port: The port, whose limit of connections holds.
-        bound: The socket.
-        accept: Takes a connection and its client's address; may raise OSError if the client disconnected.
-    """
-
-    def __init__(
-        self, port: PortState, bound: socket.socket, accept: Callable[[socket.socket, str], None]
-    ) -> None:
-        self._port = port
-        self._bound = bound
-        self._accept = accept
-        self._listening = self._closed = False
-        name = bound.getsockname()
-        self._path = name if isinstance(name, str) else ""
-        self._inode = os.stat(name).st_ino if self._path else 0
-        self._exhausted = False  # the last connection could not be accepted
-
-    def listen(self) -> None:
-        """Starts to accept, or goes on."""
-        if self._closed:
-            return
-        try:
-            self._port.loop.register(self._bound.fileno(), self)
-        except OSError:  # memory is exhausted
-            self._port.loop.call_at(self._port.clock() + _ACCEPT_AGAIN_NS, self.listen)
-        else:
-            self._listening = True
-
-    def on_ready(self, events: int) -> None:
-        """Accepts some of the connections that wait; closes those over the limit."""
-        port = self._port
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, address = self._bound.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError as error:  # descriptors or memory are exhausted
-                if not self._exhausted:
-                    log.warning("the gRPC port can't accept connections: %s", error.strerror)
-                self._exhausted = True
-                self._listening = False
-                port.loop.unregister(self._bound.fileno())
-                port.loop.call_at(port.clock() + _ACCEPT_AGAIN_NS, self.listen)
-                return
-            self._exhausted = False
-            if len(port.connections) >= port.options.most_connections:
-                port.closed["connections"] += 1
-                accepted.close()
-                continue
-            with suppress(OSError):  # the client disconnected
-                self._accept(accepted, _peer(accepted, address))
-
-    def close(self) -> None:
-        """Stops listening; removes the file of a Unix socket."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._listening:
-            self._port.loop.unregister(self._bound.fileno())
-        self._bound.close()
-        with suppress(OSError):
-            if self._path and os.stat(self._path).st_ino == self._inode:  # else it is a successor's
-                os.unlink(self._path)
-
-
-def wire(accepted: socket.socket, tls: ssl.SSLContext | None) -> Wire:
-    """The wire of an accepted connection."""
-    accepted.setblocking(False)
-    if accepted.family != socket.AF_UNIX:
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return PlainWire(accepted) if tls is None else TlsWire(accepted, tls)
-
-
 def bound_port(bound: Sequence[socket.socket]) -> int:
     """The port of an address's sockets; 1 for a Unix socket."""
     name = bound[0].getsockname()
     return int(name[1]) if isinstance(name, tuple) else 1
 
 
-def _peer(accepted: socket.socket, address: object) -> str:
+def client_address(accepted: socket.socket, address: object) -> str:
     """The client's address as gRPC writes it."""
     if not isinstance(address, tuple):
         return "unix:"
@@ -328,7 +257,7 @@ def _tcp_socket(
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
         bound.bind(target)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except BaseException:
         bound.close()
@@ -343,7 +272,7 @@ def _unix_socket(path: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except BaseException:
         bound.close()

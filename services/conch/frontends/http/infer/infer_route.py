@@ -3,7 +3,8 @@
 The way of a request, by thread; no locks:
 
 1. Event loop: `InferRoute.__call__` checks the headers, and `_on_body` the size of the body.
-2. Event loop, or the parsing pool if it takes long: `_submit` decodes the request and submits it.
+2. Event loop, or the parsing pool if it takes long: `_submit` decodes the request and submits it. The loop
+   runs batches of fast models itself, see `conch.ipc.loop`.
 3. Any thread, such as the model's: `_respond` encodes the response. What takes long is left to the pool.
 4. Event loop: `InferCall.send` sends the reply, which has come through the `ReplyMailbox`.
 
@@ -132,10 +133,7 @@ class ReplyMailbox:
         self._filled.append((call, reply))
         if not self._waking:
             self._waking = True
-            try:
-                self._thread.loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:
-                pass  # the loop is closed
+            self._thread.call_soon(self._empty)
 
     def _empty(self) -> None:
         self._waking = False  # first: later replies wake the loop again
@@ -254,7 +252,11 @@ class InferRoute:
             call.request = request
             if not quick and exchange.lost:  # while the pool decoded it; `abandon` found no request
                 self._admission.cancel(request)
-            self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED, fit=fit)
+            claim = self._admission.admit(
+                request, quick, model, exchange, exchange.size, single=DECOUPLED, fit=fit
+            )
+            if claim is not None:
+                self._thread.queue_inline(claim)
         except (LargeRegionsError, SlowTextError):
             raise
         except Exception as error:  # boundary: the client gets an answer, whatever happens

@@ -6,13 +6,13 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from conch.core.tensor import Buffer
 
 _MOST_BUFFERS = 1000  # of one call: IOV_MAX is 1024
 _TLS_WRITE_BYTES = 64 * 1024
-_ALTERNATIVE_NAMES = {"DNS": "dns", "URI": "uri"}
 
 
 class Wire(Protocol):
@@ -41,11 +41,14 @@ class Wire(Protocol):
     def shut_down(self) -> None:
         """Ends sending."""
 
+    def say_goodbye(self) -> None:
+        """Tells the client that nothing is cut off, before `close`."""
+
     def close(self) -> None:
         """Closes the socket."""
 
     def certificate_names(self) -> tuple[str, ...]:
-        """Names in the client's certificate, such as ``cn:web``."""
+        """Names in the client's certificate, such as ``cn:web`` or ``uri:spiffe://a/b``."""
 
 
 class PlainWire:
@@ -85,6 +88,9 @@ class PlainWire:
         """Ends sending."""
         self._socket.shutdown(socket.SHUT_WR)
 
+    def say_goodbye(self) -> None:
+        """Needs nothing: the end of the stream says it."""
+
     def close(self) -> None:
         """Closes the socket."""
         self._socket.close()
@@ -105,11 +111,18 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
 
 
 class TlsWire:
-    """A socket with TLS."""
+    """A socket with TLS.
+
+    Args:
+        connected: The socket.
+        context: Settings of TLS.
+        http2: True to refuse clients that do not offer HTTP/2.
+    """
 
     reads_all = False
 
-    def __init__(self, connected: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext, http2: bool) -> None:
+        self._http2 = http2
         self._socket = context.wrap_socket(
             connected, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
@@ -120,13 +133,13 @@ class TlsWire:
         return self._socket.fileno()
 
     def handshake(self) -> bool:
-        """Goes on with the handshake; a client that does not offer HTTP/2 is refused (RFC 9113, 3.2)."""
+        """Goes on with the handshake; see RFC 9113, section 3.2, for clients without HTTP/2."""
         if not self._handshaken:
             try:
                 self._socket.do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
-            if self._socket.selected_alpn_protocol() != "h2":
+            if self._http2 and self._socket.selected_alpn_protocol() != "h2":
                 raise ConnectionError("the client does not offer HTTP/2")
             self._handshaken = True
         return True
@@ -163,6 +176,11 @@ class TlsWire:
         """Ends sending, without TLS's own farewell, which few clients wait for."""
         socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
+    def say_goodbye(self) -> None:
+        """Sends TLS's farewell; does not wait for that of the client."""
+        with suppress(OSError, ValueError):  # what the socket does not take now is left out
+            self._socket.unwrap()
+
     def close(self) -> None:
         """Closes the socket."""
         self._socket.close()
@@ -173,10 +191,16 @@ class TlsWire:
         names: list[str] = []
         for entry in certificate.get("subject", ()):
             names += [f"cn:{value}" for key, value in entry if key == "commonName"]
-        for kind, value in certificate.get("subjectAltName", ()):
-            if kind in _ALTERNATIVE_NAMES:
-                names.append(f"{_ALTERNATIVE_NAMES[kind]}:{value}")
+        names += [f"{kind.lower()}:{value}" for kind, value in certificate.get("subjectAltName", ())]
         return tuple(names)
+
+
+def open_wire(accepted: socket.socket, tls: ssl.SSLContext | None, http2: bool) -> Wire:
+    """The wire of an accepted connection."""
+    accepted.setblocking(False)
+    if accepted.family != socket.AF_UNIX:
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return PlainWire(accepted) if tls is None else TlsWire(accepted, tls, http2)
 
 
 def tls_context(private_key: bytes, certificate: bytes, client_root: bytes | None) -> ssl.SSLContext:

@@ -1,0 +1,1 @@
+"""Sockets of clients on the I/O loop, for all protocols."""

@@ -1,0 +1,93 @@
+"""A listening socket; accepts connections on the loop's thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.ipc.loop import IoLoop
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+_ACCEPTED_AT_ONCE = 100
+_ACCEPT_AGAIN_NS = 100_000_000
+
+
+class Listener:
+    """A listening socket.
+
+    Args:
+        bound: The socket, which `close` closes.
+        take: Takes each connection with its client's address; may raise OSError: the client disconnected.
+        name: Name of the port in the log.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        take: Callable[[socket.socket, object], None],
+        name: str,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._bound = bound
+        self._take = take
+        self._clock = clock
+        self._loop: IoLoop | None = None  # while it accepts
+        self._closed = False
+        address = bound.getsockname()
+        self._path = address if isinstance(address, str) else ""
+        self._inode = os.stat(address).st_ino if self._path else 0
+        self._name = name
+        self._exhausted = False  # the last connection could not be accepted
+
+    def listen(self, loop: IoLoop) -> None:
+        """Starts to accept, or goes on."""
+        if self._closed:
+            return
+        try:
+            loop.register(self._bound.fileno(), self)
+        except OSError:  # memory is exhausted
+            self._listen_later(loop)
+        else:
+            self._loop = loop
+
+    def _listen_later(self, loop: IoLoop) -> None:
+        loop.call_at(self._clock() + _ACCEPT_AGAIN_NS, lambda: self.listen(loop))
+
+    def on_ready(self, events: int) -> None:
+        """Accepts some of the connections that wait."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._bound.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:  # descriptors or memory are exhausted
+                if not self._exhausted:
+                    log.warning("%s can't accept connections: %s", self._name, error.strerror)
+                self._exhausted = True
+                loop, self._loop = self._loop, None
+                assert loop is not None, "events come while it accepts"
+                loop.unregister(self._bound.fileno())
+                self._listen_later(loop)
+                return
+            self._exhausted = False
+            with suppress(OSError):
+                self._take(accepted, address)
+
+    def close(self) -> None:
+        """Stops listening; removes the file of a Unix socket."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is not None:
+            self._loop.unregister(self._bound.fileno())
+        self._bound.close()
+        with suppress(OSError):
+            if self._path and os.stat(self._path).st_ino == self._inode:  # else it is a successor's
+                os.unlink(self._path)
