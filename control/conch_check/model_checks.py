@@ -38,6 +38,7 @@ from conch_control.config.platforms import (
     is_ensemble,
     runtime_problems,
 )
+from conch_control.config.powers import beyond_data, is_code
 from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import is_map, leaves, value_at
@@ -77,6 +78,7 @@ class Rules:
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
+        data_only: Report what makes more than data of a model.
         file_checks: The checks of add-ons.
     """
 
@@ -84,6 +86,7 @@ class Rules:
     get_backend: FindBackend
     backends: Sequence[str] = ()
     run_code: bool = False
+    data_only: bool = False
     file_checks: Sequence[FileCheck] = ()
 
 
@@ -270,6 +273,8 @@ class ModelCheck:
         agents = NativeAgents(self._rules.options.repoagent_directory)
         self.report(agent_problems(config, name, self._directory, agents))
         self.report(agent_notes(config, agents), "note")
+        if self._rules.data_only:
+            self.report(_powers(config, paths))
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # the missing backend is reported already
@@ -455,6 +460,15 @@ def _tensor_in(message: str, config: ModelConfig) -> str:
             if f"{kind} '{name}'" in message or f"tensor '{name}'" in message:
                 return f"{kind}[{number}]"
     return ""
+
+
+def _powers(config: ModelConfig, paths: Sequence[str]) -> Problems:
+    """Everything that is code, writes files or reaches out, or is not known to be harmless."""
+    expected = "data only, as of a registry without --mlflow-allow-code"
+    for power in beyond_data(config):
+        yield Problem(power.path, f"the model brings {power}", expected=expected)
+    for path in filter(is_code, paths):
+        yield Problem("", f"the model brings code ('{path}')", expected=expected)
 
 
 def _missing_versions(config: ModelConfig, versions: Sequence[int]) -> Problems:

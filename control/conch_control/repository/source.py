@@ -86,6 +86,15 @@ class Renamed(Protocol):
 
 
 @runtime_checkable
+class DataOnly(Protocol):
+    """A model of a repository that others may write to, whose files and config have to be data."""
+
+    @property
+    def data_only(self) -> str:
+        """Reason and remedy, as the end of an error text; empty if the model may be code after all."""
+
+
+@runtime_checkable
 class Labelled(Protocol):
     """A model whose repository names versions, as MLflow's aliases do.
 
