@@ -8,18 +8,10 @@ from conch.core.errors import InvalidArgumentError, PermissionDeniedError, Unava
 from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
+from conch_control.config.powers import config_powers
 from conch_control.control_options import MOST_CONFIG_BYTES, ControlMode
 from conch_control.lifecycle.load_overrides import CONFIG, read_overrides
 from conch_control.repository.uploads import FILE_PREFIX
-
-_ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
-"""Prefixes of config parameters that select a worker's interpreter or variables."""
-
-_CODE = ("CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH")
-"""Config parameters that have an engine run what a file or library of the machine says."""
-
-_WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
-"""Config parameters with a directory that an engine writes to."""
 
 
 class GuardedAgent:
@@ -64,9 +56,9 @@ class GuardedAgent:
             code = _uploaded_code(parameters)
             if code:
                 raise PermissionDeniedError(
-                    f"the load request for model '{name}' brings {code}: that is taken from clients on this "
-                    f"machine, and from those with a client certificate or the key of a restricted API; "
-                    f"--allow-model-upload takes it from all clients"
+                    f"the load request for model '{name}' brings {code}: that is taken from clients with a "
+                    f"key of the access policy or of a restricted API, with a client certificate, or over a "
+                    f"Unix socket; --allow-model-upload takes it from all clients"
                 )
         self._agent.load(name, parameters)
 
@@ -128,18 +120,4 @@ def _uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
         wanted = parse_override(config) if isinstance(config, str) else ModelConfig()
     except InvalidArgumentError:
         return ""
-    for key in sorted(wanted.parameters):
-        if key.startswith(_ENVIRONMENT):
-            return f"an environment (parameter '{key}' of its config)"
-        if key in _CODE:
-            return f"code (parameter '{key}' of its config)"
-        if key in _WRITES:
-            return f"a directory to write to (parameter '{key}' of its config)"
-    for library in wanted.model_operations.op_library_filename:
-        return f"a library ('{library}' in model_operations of its config)"
-    accelerators = wanted.optimization.execution_accelerators
-    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        for key in sorted(accelerator.parameters):
-            if "path" in key:  # trt_extra_plugin_lib_paths, trt_engine_cache_path, ...
-                return f"a path (parameter '{key}' of accelerator '{accelerator.name}' in its config)"
-    return ""
+    return next(map(str, config_powers(wanted)), "")

@@ -266,6 +266,7 @@ def test_deployments_of_files_and_by_rollouts_over_tls(registry: Registry, tmp_p
         f"--model-cache-directory={tmp_path}/cache",
         "--mlflow-allow-code",
         "--model-control-mode=explicit",
+        "--allow-model-upload",
         "--load-model=probe",
         "--grpc-port=0",
         IN_PROCESS,
