@@ -17,8 +17,8 @@ from conch_control.repository.uploads import FILE_PREFIX
 class GuardedAgent:
     """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
-    Changes are for the control port only unless `allowed`; other ones than those of rollouts need mode
-    ``explicit`` or ``on-demand``.
+    Changes are for the control port only unless `allowed`, and need mode ``explicit`` or ``on-demand``; those
+    of rollouts do not if callers are `identified`.
     """
 
     def __init__(
@@ -27,11 +27,13 @@ class GuardedAgent:
         mode: ControlMode,
         allowed: bool = True,
         most_config_bytes: int = MOST_CONFIG_BYTES,
+        identified: bool = False,
     ) -> None:
         self._agent = agent
         self._most_config_bytes = most_config_bytes
         self._mode = mode
         self._allowed = allowed
+        self._identified = identified
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models with the state of each version."""
@@ -87,19 +89,35 @@ class GuardedAgent:
         Raises:
             UnavailableError: The control mode or the operator forbids it.
         """
-        if self._mode not in ("explicit", "on-demand"):
+        if not self._loads_by_name:
             raise UnavailableError(
                 f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
                 f"is '{self._mode}', and --model-control-mode=explicit allows it"
             )
-        self.check_rollout_changes()
+        self._check_allowed()
 
     def check_rollout_changes(self) -> None:
-        """Checks that clients may start and change rollouts, which does not depend on the control mode.
+        """Checks that clients may start and change rollouts: as loads, or if the operator says who may.
 
         Raises:
-            UnavailableError: The operator forbids it.
+            UnavailableError: The control mode or the operator forbids it.
         """
+        if not (self._loads_by_name or self._identified):
+            raise UnavailableError(
+                f"rollouts can't be changed on this port by clients that nothing identifies, as the model "
+                f"control mode is '{self._mode}': --access-policy or "
+                f"--http-restricted-api=model-repository:KEY=VALUE says who may, and "
+                f"--model-control-mode=explicit allows it to all clients; conch rollout and rollout.toml "
+                f"work in every mode"
+            )
+        self._check_allowed()
+
+    @property
+    def _loads_by_name(self) -> bool:
+        return self._mode in ("explicit", "on-demand")
+
+    def _check_allowed(self) -> None:
+        """Raises UnavailableError: changes are for the control port only."""
         if not self._allowed:
             raise UnavailableError(
                 "model load / unload is not allowed on this port: the server runs with "
