@@ -139,11 +139,13 @@ def test_wrong_tokens_are_counted(repository: Path, tmp_path: Path) -> None:
 
 
 def test_every_answer_has_the_security_headers(page: Page) -> None:
-    for path in ("/", "/js/main.js", "/api/models", "/api/nothing", "/unknown"):
+    for path in ("/", "/js/main.js", "/api/models", "/api/nothing", "/api/session", "/unknown"):
         headers = page.get(path).headers
+        kept = [each for each in headers.get_list("cache-control") if each != "no-store"]
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';"), path
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert "access-control-allow-origin" not in headers
+        assert headers.get_list("cache-control") == (["no-store"] if path.startswith("/api/") else kept)
     assert page.client.request("PUT", "/api/models").status_code == 405
 
 
