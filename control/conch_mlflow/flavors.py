@@ -26,7 +26,7 @@ from conch.core.errors import ConchError
 from conch.protocol.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from conch_control.config.parse import decode_config
 from conch_control.config.platforms import filling_backend
-from conch_control.config.powers import CHECKED_BACKENDS, beyond_data, is_code
+from conch_control.config.powers import beyond_data, is_code
 from conch_control.repository.layout import CONFIG_FILE, split_versions
 from conch_mlflow.registry import FLAVOR_TAG
 from conch_mlflow.served_files import EXAMPLE_FILE, SIGNATURE_FILE
@@ -60,6 +60,10 @@ _SKLEARN_OUTPUTS = {"predict": "predict", "predict_proba": "predict_proba", "dec
 DATA_ONLY = (
     "and --mlflow-allow-code is off; with it the server runs the code of those who may register models"
 )
+
+
+CHECKED_BACKENDS = frozenset({"pytorch"})
+"""Backends whose files may be code, and are looked at here if the config is one that conch writes."""
 
 
 class FlavorError(ValueError):

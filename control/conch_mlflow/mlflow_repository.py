@@ -25,6 +25,7 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import CONFIG_FILE, Fingerprint
 from conch_control.repository.source import ModelSource, Progress
 from conch_mlflow.flavors import (
+    CHECKED_BACKENDS,
     DATA_ONLY,
     MLMODEL,
     Artifact,
@@ -478,10 +479,11 @@ class MlflowModel:
         registered: Its name in the registry.
         versions: Versions to serve, at least one.
         renamed: Its artifact's config may have another name.
-        data_only: See `DataOnly`.
+        data_only, checked_backends: See `DataOnly`.
     """
 
     renamed = True
+    checked_backends: Collection[str] = CHECKED_BACKENDS
 
     def __init__(
         self,

@@ -17,9 +17,6 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.platforms import is_ensemble
 from conch_control.config.problems import entry_path
 
-CHECKED_BACKENDS = frozenset({"pytorch"})
-"""Backends that refuse code in data files by themselves, while the config is not the client's."""
-
 _DATA_BACKENDS = frozenset({"onnxruntime", "openvino", "fil", "xgboost", "lightgbm", "sklearn", "tflite"})
 """Backends whose models are data. A SavedModel is a program: it can read and write any file."""
 
@@ -176,7 +173,7 @@ def beyond_data(config: ModelConfig, backends: Collection[str] = ()) -> Iterator
 
     Args:
         config: The config, with its backend filled in.
-        backends: Backends that may run beside those whose models are data.
+        backends: Backends that may run beside those whose models are data: the caller has checked the files.
     """
     yield from config_powers(config)
     backend = config.backend

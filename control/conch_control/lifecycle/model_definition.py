@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,13 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.config.parse import normalize, read_config
 from conch_control.config.platforms import filling_backend
-from conch_control.config.powers import CHECKED_BACKENDS, beyond_data
+from conch_control.config.powers import beyond_data, is_code
 from conch_control.config.problems import Problems, raise_first
 from conch_control.config.validate import completed_problems, config_problems
 from conch_control.control_options import ControlOptions
 from conch_control.repoagents import AgentChain, FindHook, find_hook, make_chain
-from conch_control.repository.layout import config_file, version_numbers
+from conch_control.repository.layout import CONFIG_FILE, config_file, version_numbers
+from conch_control.repository.source import DataOnly
 
 log = logging.getLogger(__name__)
 
@@ -73,21 +75,22 @@ def read_definition(
     find: FindHook = find_hook,
     namespace: str = "",
     renamed: bool = False,
-    data_only: str = "",
+    data_only: DataOnly | None = None,
 ) -> Definition:
     """Runs the repository agents and reads the definition.
 
     The caller reports the result of the load to the agents. The config of a `renamed` model may have another
-    name. With a text of `DataOnly` the config has to be data, whether it is the repository's, a variant of it
-    or a client's.
+    name. Files and config of a `DataOnly` model have to be data, whether the config is the repository's, a
+    variant of it or a client's.
 
     Raises:
         PollError: The config is missing or invalid, the directory is unreadable, or an agent refuses.
     """
     try:
         config = _read_config(directory, options, override, renamed)
-        if data_only:
-            _check_data(config, directory, override is not None, data_only)
+        if data_only is not None:
+            own = override is None and config_file(directory, options.model_config_name).name == CONFIG_FILE
+            _check_data(config, directory, data_only.data_only, data_only.checked_backends if own else ())
         agents = make_chain(config, name, find)
         if not agents:
             return _read(name, namespace, directory, options, config, agents)
@@ -120,13 +123,17 @@ def _read_config(
     return config
 
 
-def _check_data(config: ModelConfig, directory: Path, overridden: bool, remedy: str) -> None:
-    """Raises PermissionDeniedError: the config makes more than data of a model."""
+def _check_data(config: ModelConfig, directory: Path, remedy: str, backends: Collection[str]) -> None:
+    """Raises PermissionDeniedError: the config or a file makes more than data of a model."""
+    for folder, _, names in os.walk(directory):
+        for name in filter(is_code, names):
+            path = Path(folder, name).relative_to(directory)
+            raise PermissionDeniedError(f"it brings code ('{path}'), {remedy}")
     filled = ModelConfig()
     filled.CopyFrom(config)
     for _ in _filling_backend(filled, directory):
         pass  # the load reports them
-    for power in beyond_data(filled, () if overridden else CHECKED_BACKENDS):
+    for power in beyond_data(filled, backends):
         raise PermissionDeniedError(f"it brings {power}, {remedy}")
 
 

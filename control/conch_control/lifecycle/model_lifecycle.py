@@ -278,7 +278,7 @@ class ModelLifecycle:
                     self._agents.find,
                     namespace=namespace_of(source),
                     renamed=isinstance(bare, Renamed),
-                    data_only=bare.data_only if isinstance(bare, DataOnly) else "",
+                    data_only=bare if isinstance(bare, DataOnly) and bare.data_only else None,
                 )
                 if isinstance(source, Namespaced):
                     definition = replace(definition, parts=source.identify(definition.config))

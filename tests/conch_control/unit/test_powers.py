@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_data_backends_are_those() -> None:
     assert set(data_backends()) == wanted
 
 
+@dataclass
+class Foreign:
+    """A model of others, whose repository has checked programs of PyTorch."""
+
+    data_only: str = "and that is off"
+    checked_backends: tuple[str, ...] = ("pytorch",)
+
+
 def test_a_config_in_place_of_a_registrys_is_held_to_the_same(tmp_path: Path) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/1/notes.txt").write_text("raise SystemExit")
@@ -54,18 +63,25 @@ def test_a_config_in_place_of_a_registrys_is_held_to_the_same(tmp_path: Path) ->
     options = ControlOptions(repositories=(), model_config_name="fast")
     override = '{"backend": "python", "default_model_filename": "notes.txt"}'
     read_definition("m", tmp_path / "m", options, override)
-    for backend in ("python", "pytorch"):
+    for backend in ("python", "pytorch", "tensorflow"):
         config = override.replace("python", backend)
         with pytest.raises(PollError) as refused:
-            read_definition("m", tmp_path / "m", options, config, data_only="and that is off")
+            read_definition("m", tmp_path / "m", options, config, data_only=Foreign())
         assert refused.value.reason == (
             f"it brings files that can be code (backend '{backend}' of its config), and that is off"
         )
-    (tmp_path / "m/config.pbtxt").write_text('backend: "onnxruntime"')
-    read_definition("m", tmp_path / "m", options, data_only="and that is off")
-    (tmp_path / "m/configs/fast.pbtxt").write_text('backend: "python"')
-    with pytest.raises(PollError):
-        read_definition("m", tmp_path / "m", options, data_only="and that is off")
+    for backend in ("onnxruntime", "pytorch"):
+        (tmp_path / "m/config.pbtxt").write_text(f'backend: "{backend}"')
+        read_definition("m", tmp_path / "m", options, data_only=Foreign())
+    (tmp_path / "m/configs/fast.pbtxt").write_text('backend: "pytorch"')
+    with pytest.raises(PollError) as refused:
+        read_definition("m", tmp_path / "m", options, data_only=Foreign())
+    assert "backend 'pytorch'" in refused.value.reason
+    (tmp_path / "m/configs/fast.pbtxt").unlink()
+    (tmp_path / "m/1/plug.so.3").write_text("")
+    with pytest.raises(PollError) as refused:
+        read_definition("m", tmp_path / "m", options, data_only=Foreign())
+    assert refused.value.reason == "it brings code ('1/plug.so.3'), and that is off"
 
 
 def test_harmless_settings_have_no_power() -> None:
