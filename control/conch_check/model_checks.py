@@ -38,7 +38,7 @@ from conch_control.config.platforms import (
     is_ensemble,
     runtime_problems,
 )
-from conch_control.config.powers import beyond_data, is_code
+from conch_control.config.powers import beyond_data, is_code, runs_to_read
 from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import is_map, leaves, value_at
@@ -384,6 +384,8 @@ class ModelCheck:
             final, self._directory, version, model_file, options.options_of(final.backend), extras
         )
         self.model_report.specs[version] = spec
+        if not self._may_read(final):
+            return
         problems = []
         collect(attempt("", partial(backend.check, spec)), problems)
         self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
@@ -409,6 +411,8 @@ class ModelCheck:
                 return config, False
         if options.strict_model_config:
             return config, True
+        if not self._may_read(config):
+            return config, False
         if runs_code and not self._rules.run_code:
             if source is not None and not source.may_complete_config:
                 return config, True
@@ -430,6 +434,15 @@ class ModelCheck:
         except (Exception, SystemExit) as error:  # model code may raise anything
             self.report([Problem("", f"completing the config failed: {error}")])
         return config, False
+
+    def _may_read(self, config: ModelConfig) -> bool:
+        """True if no code of the config runs when the engine reads the model, or if it may; else notes it."""
+        power = None if self._rules.run_code else runs_to_read(config)
+        if power is None:
+            return True
+        text = f"the model is not read: that would run {power}, which --run-code allows"
+        self.report([Problem(power.path, text)], "note")
+        return False
 
     def _python_file(self, path: Path) -> PythonFile:
         try:

@@ -190,6 +190,19 @@ def beyond_data(config: ModelConfig, backends: Collection[str] = ()) -> Iterator
             )
 
 
+def runs_to_read(config: ModelConfig) -> Power | None:
+    """The first field whose code an engine runs to read a model, before any load; None for none."""
+    fields = ("parameters", "model_operations")
+    return next(
+        (
+            each
+            for each in config_powers(config)
+            if each.path.startswith(fields) and each.brings in ("code", "a library")
+        ),
+        None,
+    )
+
+
 def is_code(path: str) -> bool:
     """True if a model's file is code by its name."""
     return _CODE_FILE.search(path) is not None
