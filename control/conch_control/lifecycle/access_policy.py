@@ -55,7 +55,7 @@ class GuardedAgent:
         self.check_changes()
         read_overrides(parameters, self._most_config_bytes)  # the size is checked before anything is parsed
         if not may_upload:
-            code = _uploaded_code(parameters)
+            code = code_of_load(parameters)
             if code:
                 raise PermissionDeniedError(
                     f"the load request for model '{name}' brings {code}: that is taken from clients with a "
@@ -125,8 +125,8 @@ class GuardedAgent:
             )
 
 
-def _uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
-    """Describes what in a load request selects code to run or files to write; empty if nothing does.
+def code_of_load(parameters: Mapping[str, LoadParameter]) -> str:
+    """Part of a load request that selects code to run or files to write, in words; empty for none.
 
     A malformed config selects none, as its load fails.
     """

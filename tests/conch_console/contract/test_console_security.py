@@ -119,6 +119,9 @@ def test_viewers_read_and_admins_do_what_is_allowed(token_server: LocalServer) -
             assert refused.status_code == 403 and "'viewer' may not" in refused.json()["error"], path
         assert admin.get("/api/settings").status_code == 200
         assert admin.post("/api/models/probe/sample", {"count": 1}).status_code == 200
+        given = '{"backend": "unknown", "parameters": {"CONCH_ENV_X": {"string_value": "1"}}}'
+        wrong = admin.post("/api/models/probe/load", {"config": given})
+        assert wrong.status_code != 403 and "unknown" in wrong.json()["error"]
         for way in ("infer", "chat"):
             sent = admin.post(f"/api/models/probe/{way}", {})
             assert sent.status_code == 403 and "--console-allow-infer" in sent.json()["error"]
