@@ -29,6 +29,9 @@ _CODE = frozenset({"CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH", "TORCH_COMPILE_OP
 _WRITES = frozenset({"CACHE_DIR"})
 """Parameters with a directory that an engine writes to."""
 
+_READS = frozenset({"chat_template", "tokenizer", "TF_INIT_OPS_FILE"})
+"""Parameters with a path that is meant to be one in the model, and may lead elsewhere."""
+
 _OPENVINO, _ONNXRUNTIME = "CONCH_OV_", "session."
 _HANDED_ON: Mapping[str, frozenset[str]] = {
     _OPENVINO: frozenset(
@@ -154,7 +157,7 @@ class Power:
 def config_powers(config: ModelConfig) -> Iterator[Power]:
     """All fields that are harmful, or hand on to a library what is not known to be harmless."""
     for key in sorted(config.parameters):
-        brings = _parameter_power(key)
+        brings = _parameter_power(key, config.parameters[key].string_value)
         if brings:
             yield Power(entry_path("parameters", key), brings, f"parameter '{key}'")
     if config.runtime.lower().endswith(".so"):
@@ -182,7 +185,7 @@ def beyond_data(config: ModelConfig, backends: Collection[str] = ()) -> Iterator
         return
     harmless = _GENERAL | _HARMLESS.get(backend, frozenset())
     for key in sorted(config.parameters):
-        if key not in harmless and not key.startswith(tuple(_HANDED_ON)) and not _parameter_power(key):
+        if key not in harmless and not key.startswith(tuple(_HANDED_ON)) and not _parameter_power(key, ""):
             yield Power(
                 entry_path("parameters", key),
                 "a setting that is not known to be harmless",
@@ -208,7 +211,7 @@ def is_code(path: str) -> bool:
     return _CODE_FILE.search(path) is not None
 
 
-def _parameter_power(key: str) -> str:
+def _parameter_power(key: str, value: str) -> str:
     """Kind of a parameter's power; empty for none."""
     if key.startswith(_ENVIRONMENT):
         return "an environment"
@@ -218,6 +221,8 @@ def _parameter_power(key: str) -> str:
         return "code"
     if name in _WRITES:
         return "a directory to write to"
+    if key in _READS and (value.startswith("/") or ".." in value.split("/")):
+        return "a file outside the model"
     if prefix and key.removeprefix(prefix) not in _HANDED_ON[prefix]:
         return "a setting that may name code or files"
     return ""

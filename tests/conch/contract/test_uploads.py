@@ -28,7 +28,8 @@ CHOOSES_CODE: dict[str, dict[str, Any]] = {
     for name in (
         *("EXECUTION_ENV_PATH", "CONCH_ENV_BROWSER", "CONCH_ALLOW_PICKLE"),
         *("CPU_EXTENSION_PATH", "CACHE_DIR", "CONCH_OV_CACHE_DIR", "CONCH_OV_CPU_EXTENSION_PATH"),
-        *("CONCH_PASS_ENVIRONMENT", "session.model_external_initializers_file_folder_path"),
+        *("chat_template", "tokenizer", "CONCH_PASS_ENVIRONMENT"),
+        *("TF_INIT_OPS_FILE", "session.model_external_initializers_file_folder_path"),
     )
 }
 CHOOSES_CODE["/dev/shm/evil.so"] = {"model_operations": {"op_library_filename": ["/dev/shm/evil.so"]}}

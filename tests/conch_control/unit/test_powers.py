@@ -88,6 +88,7 @@ def test_harmless_settings_have_no_power() -> None:
     config = ModelConfig(backend="python")
     for name in ("CONCH_OV_NUM_STREAMS", "session.set_denormal_as_zero", "of_the_model", "CONCH_PLACEMENT"):
         config.parameters[name].string_value = "1"
+    config.parameters["tokenizer"].string_value = "tokenizer/of..mine"
     accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
     accelerators.add(name="tensorrt").parameters["precision_mode"] = "FP16"
     assert not list(config_powers(config))
