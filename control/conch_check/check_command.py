@@ -83,6 +83,11 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--run-code", action="store_true", help="let models run their own code to complete their configs"
     )
+    parser.add_argument(
+        "--data-only",
+        action="store_true",
+        help="report as errors what is code, writes files or reaches out, for models of others",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON; docs/check.md describes it")
     parser.add_argument("--strict", action="store_true", help="count warnings as errors")
     parser.add_argument(
@@ -128,7 +133,7 @@ def _rules(given: argparse.Namespace) -> Rules:
     )
     names = tuple(sorted({*backend_names(), *based_names(directory)}))
     find = backends_within(directory, load_backend)
-    return Rules(options, find, names, given.run_code, load_file_checks())
+    return Rules(options, find, names, given.run_code, given.data_only, load_file_checks())
 
 
 def _gpus(text: str) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from conch_control.config.platforms import (
     is_ensemble,
     runtime_problems,
 )
+from conch_control.config.powers import beyond_data, is_code, runs_to_read
 from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import is_map, leaves, value_at
@@ -77,6 +78,7 @@ class Rules:
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
+        data_only: Report what makes more than data of a model.
         file_checks: The checks of add-ons.
     """
 
@@ -84,6 +86,7 @@ class Rules:
     get_backend: FindBackend
     backends: Sequence[str] = ()
     run_code: bool = False
+    data_only: bool = False
     file_checks: Sequence[FileCheck] = ()
 
 
@@ -270,6 +273,8 @@ class ModelCheck:
         agents = NativeAgents(self._rules.options.repoagent_directory)
         self.report(agent_problems(config, name, self._directory, agents))
         self.report(agent_notes(config, agents), "note")
+        if self._rules.data_only:
+            self.report(_powers(config, paths))
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # the missing backend is reported already
@@ -379,6 +384,8 @@ class ModelCheck:
             final, self._directory, version, model_file, options.options_of(final.backend), extras
         )
         self.model_report.specs[version] = spec
+        if not self._may_read(final):
+            return
         problems = []
         collect(attempt("", partial(backend.check, spec)), problems)
         self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
@@ -404,6 +411,8 @@ class ModelCheck:
                 return config, False
         if options.strict_model_config:
             return config, True
+        if not self._may_read(config):
+            return config, False
         if runs_code and not self._rules.run_code:
             if source is not None and not source.may_complete_config:
                 return config, True
@@ -425,6 +434,15 @@ class ModelCheck:
         except (Exception, SystemExit) as error:  # model code may raise anything
             self.report([Problem("", f"completing the config failed: {error}")])
         return config, False
+
+    def _may_read(self, config: ModelConfig) -> bool:
+        """True if no code of the config runs when the engine reads the model, or if it may; else notes it."""
+        power = None if self._rules.run_code else runs_to_read(config)
+        if power is None:
+            return True
+        text = f"the model is not read: that would run {power}, which --run-code allows"
+        self.report([Problem(power.path, text)], "note")
+        return False
 
     def _python_file(self, path: Path) -> PythonFile:
         try:
@@ -455,6 +473,15 @@ def _tensor_in(message: str, config: ModelConfig) -> str:
             if f"{kind} '{name}'" in message or f"tensor '{name}'" in message:
                 return f"{kind}[{number}]"
     return ""
+
+
+def _powers(config: ModelConfig, paths: Sequence[str]) -> Problems:
+    """Everything that is code, writes files or reaches out, or is not known to be harmless."""
+    expected = "data only, as of a registry without --mlflow-allow-code"
+    for power in beyond_data(config):
+        yield Problem(power.path, f"the model brings {power}", expected=expected)
+    for path in filter(is_code, paths):
+        yield Problem("", f"the model brings code ('{path}')", expected=expected)
 
 
 def _missing_versions(config: ModelConfig, versions: Sequence[int]) -> Problems:

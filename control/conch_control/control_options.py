@@ -133,6 +133,13 @@ class StorageOptions:
         "time after which an object store that does not answer has failed",
         unit="seconds",
     )
+    data_only: bool = option(
+        "--storage-data-only",
+        BOOL,
+        False,
+        "refuse models of object stores that are more than data, for stores that others may write to: code, "
+        "SavedModels, and settings that are not known to be harmless",
+    )
     kinds: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -4,8 +4,9 @@ The first flavor that an engine of conch serves decides, unless a tag names one;
 by ``mlflow.pyfunc`` in a worker. A file ``config.pbtxt`` in the artifact is the config. Accesses no storage
 but by `Artifact.read`.
 
-Without ``--mlflow-allow-code`` nothing may run that those who register models have written in Python or
-compiled: no pyfunc, and of configs in artifacts only those that name an engine of data files.
+Without ``--mlflow-allow-code`` a model is data: nothing of it is code, writes files or reaches out
+(`conch_control.config.powers`), so no pyfunc, no SavedModel, and of configs in artifacts only what is known
+to be harmless.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from google.protobuf import text_format
 from conch.core.errors import ConchError
 from conch.protocol.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from conch_control.config.parse import decode_config
-from conch_control.config.platforms import filling_backend, is_ensemble
+from conch_control.config.platforms import filling_backend
+from conch_control.config.powers import beyond_data, is_code
 from conch_control.repository.layout import CONFIG_FILE, split_versions
 from conch_mlflow.registry import FLAVOR_TAG
 from conch_mlflow.served_files import EXAMPLE_FILE, SIGNATURE_FILE
@@ -55,11 +57,13 @@ _ONNX_OPTIONS = {
     "inter_op_num_threads": "inter_op_thread_count",
 }
 _SKLEARN_OUTPUTS = {"predict": "predict", "predict_proba": "predict_proba", "decision_function": "margin"}
-_CODE = "and --mlflow-allow-code is off; with it the server runs the code of those who may register models"
-_DATA_BACKENDS = frozenset({"onnxruntime", "openvino", "fil", "xgboost", "lightgbm", "sklearn", "tflite"})
-"""Engines whose models are data, whatever their config says but for the next two."""
-_CODE_FIELDS = ("model_operations", "model_repository_agents")
-_CODE_SUFFIXES = (".py", ".pyc", ".so")
+DATA_ONLY = (
+    "and --mlflow-allow-code is off; with it the server runs the code of those who may register models"
+)
+
+
+CHECKED_BACKENDS = frozenset({"pytorch"})
+"""Backends whose files may be code, and are looked at here if the config is one that conch writes."""
 
 
 class FlavorError(ValueError):
@@ -137,7 +141,7 @@ def plan_version(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPl
             config = _served_whole(artifact.text(CONFIG_FILE))
             plan = replace(plan, files={**rest, **plan.files}, config=config, generated=False)
         if not allow_code and (code := plan.code or _code_of(plan)):
-            raise FlavorError(f"{code}, {_CODE}")
+            raise FlavorError(f"{code}, {DATA_ONLY}")
         return _with_signature(plan, artifact)
     except FlavorError as error:
         return VersionPlan(problem=str(error))
@@ -164,21 +168,15 @@ def _is_whole_artifact(path: str) -> bool:
 
 
 def _code_of(plan: VersionPlan) -> str:
-    """Part of the artifact or its config that could run code, as a clause; empty if there is none."""
+    """Part of the artifact or its config that makes it more than data, as a clause; empty for none."""
     for path in (*plan.files, *plan.shared):
-        if path.endswith(_CODE_SUFFIXES):
+        if is_code(path):
             return f"its artifact has code, '{path}'"
     config = decode_config(plan.config, CONFIG_FILE)
-    if plan.generated:
-        return ""
-    found = next((name for name in _CODE_FIELDS if config.HasField(name)), "")
-    if found:
-        return f"{found} in its {CONFIG_FILE} can run code"
     tops = {path.partition("/")[0] for path in plan.files}
     list(filling_backend(config, tops.__contains__))  # the load reports the problems
-    if is_ensemble(config) or config.backend in _DATA_BACKENDS:
-        return ""
-    return f"backend '{config.backend}' can run code of its files"
+    found = next(beyond_data(config, CHECKED_BACKENDS if plan.generated else ()), None)
+    return "" if found is None else f"it brings {found}"
 
 
 def _planned(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPlan:
@@ -197,7 +195,7 @@ def _planned(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPlan:
     if PYFUNC not in flavors or flavor not in ("", PYFUNC):
         raise FlavorError(f"no engine serves flavor '{flavor}'" if flavor else f"no engine serves {names}")
     if not allow_code:
-        raise FlavorError(f"only Python code of its own can run it (flavor {PYFUNC}), {_CODE}")
+        raise FlavorError(f"only Python code of its own can run it (flavor {PYFUNC}), {DATA_ONLY}")
     return _pyfunc(artifact)
 
 
@@ -267,7 +265,7 @@ def _pytorch(artifact: Artifact, settings: Mapping[str, Any]) -> VersionPlan | N
 
 
 def _is_compiled(member: str) -> bool:
-    return "aotinductor" in member or member.endswith(_CODE_SUFFIXES)
+    return "aotinductor" in member or is_code(member)
 
 
 def _members(artifact: Artifact, item: StoredObject) -> list[str]:

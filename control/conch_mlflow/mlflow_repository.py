@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,16 @@ from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import CONFIG_FILE, Fingerprint
 from conch_control.repository.source import ModelSource, Progress
-from conch_mlflow.flavors import MLMODEL, Artifact, FlavorError, VersionPlan, parse_yaml, plan_version
+from conch_mlflow.flavors import (
+    CHECKED_BACKENDS,
+    DATA_ONLY,
+    MLMODEL,
+    Artifact,
+    FlavorError,
+    VersionPlan,
+    parse_yaml,
+    plan_version,
+)
 from conch_mlflow.locations import MlflowCredentials, MlflowEnvironment, MlflowLocation
 from conch_mlflow.registry import (
     FLAVOR_TAG,
@@ -120,6 +129,7 @@ class MlflowRepository:
         self._details: dict[tuple[str, tuple[int, int], int], RegisteredVersion] = {}
         self._held: dict[str, dict[str, RegisteredVersion]] = {}  # last served version by model and alias
         self._plans: dict[tuple[str, str], VersionPlan] = {}
+        self._owners: dict[str, str] = {}  # registered model by the name that it is served under
         self._reported: set[str] = set()
 
     @property
@@ -163,23 +173,14 @@ class MlflowRepository:
             tagged.setdefault(str(each.get("name")), []).append(parse_version(each))
         found = self._described(registered)
         models: dict[str, ModelSource] = {}
-        ambiguous: set[str] = set()
-        for model in registered:
-            name = self._name(model)
-            if not name:
-                continue
+        for model, name in self._named(registered):
             followed = self._followed(model, found)
             served = self._served(model, followed, tagged.get(model.name, ()))
-            if not served:
-                continue
-            if name in models:
-                ambiguous.add(name)
-            labels = self._labels(model, followed, served)
-            rollout = model.tags.get(ROLLOUT_TAG)
-            models[name] = MlflowModel(self, name, model.name, tuple(served), labels, rollout)
-        for name in ambiguous:
-            self._report(f"two registered models are named '{name}', by tag {NAME_TAG}; neither is served")
-            del models[name]
+            if served:
+                labels = self._labels(model, followed, served)
+                rollout = model.tags.get(ROLLOUT_TAG)
+                data_only = "" if self._allow_code else DATA_ONLY
+                models[name] = MlflowModel(self, name, model.name, tuple(served), labels, rollout, data_only)
         self._forget(registered, models.values())
         return models
 
@@ -385,16 +386,49 @@ class MlflowRepository:
         self._made[digest] = content
         return generated(digest, len(content))
 
-    def _name(self, model: RegisteredModel) -> str:
-        """The name to serve it under; empty if it has none."""
-        name = model.tags.get(NAME_TAG, model.name)
-        if is_safe(name) and name.isprintable() and name.strip() == name and "::" not in name:
-            return name
-        self._report(
-            f"ignoring registered model {model.name!r}: '{name!r}' can't be the name of a model; give it one "
-            f"by tag {NAME_TAG}"
-        )
-        return ""
+    def _named(self, registered: Collection[RegisteredModel]) -> Iterable[tuple[RegisteredModel, str]]:
+        """The models with the names to serve them under; without those that have none.
+
+        All who may register some model can write a tag. So it takes neither the name of a registered
+        model, whether that is served or not, nor a name that another model has by its tag. Of models that
+        claim one name when the server first sees them, none gets it.
+        """
+        claims: dict[str, list[str]] = {}
+        for model in registered:
+            claims.setdefault(model.tags.get(NAME_TAG, model.name), []).append(model.name)
+        names = {model.name for model in registered}
+        with self._lock:
+            held = self._owners
+        owners: dict[str, str] = {}
+        for name, claimants in claims.items():
+            if name in names:
+                owners[name] = name
+            elif len(claimants) == 1:
+                owners[name] = claimants[0]
+            elif held.get(name) in claimants:
+                owners[name] = held[name]
+        with self._lock:
+            self._owners = owners
+        for model in registered:
+            name = model.tags.get(NAME_TAG, model.name)
+            owner = owners.get(name)
+            if not (is_safe(name) and name.isprintable() and name.strip() == name and "::" not in name):
+                self._report(
+                    f"ignoring registered model {model.name!r}: '{name!r}' can't be the name of a model; "
+                    f"give it one by tag {NAME_TAG}"
+                )
+            elif owner is None:
+                self._report(
+                    f"{len(claims[name])} registered models are named '{name}', by tag {NAME_TAG}; none of "
+                    f"them is served"
+                )
+            elif owner != model.name:
+                self._report(
+                    f"ignoring registered model {model.name!r}: its tag {NAME_TAG} is '{name}', which is the "
+                    f"name of registered model {owner!r}; give it another one"
+                )
+            else:
+                yield model, name
 
     def _report(self, text: str) -> None:
         """Logs an error once."""
@@ -445,9 +479,11 @@ class MlflowModel:
         registered: Its name in the registry.
         versions: Versions to serve, at least one.
         renamed: Its artifact's config may have another name.
+        data_only, checked_backends: See `DataOnly`.
     """
 
     renamed = True
+    checked_backends: Collection[str] = CHECKED_BACKENDS
 
     def __init__(
         self,
@@ -457,10 +493,12 @@ class MlflowModel:
         versions: tuple[ServedVersion, ...],
         labels: Mapping[str, int],
         rollout: str | None,
+        data_only: str,
     ) -> None:
         self._repository = repository
         self._labels = labels
         self._rollout = rollout
+        self.data_only = data_only
         self.name = name
         self.registered = registered
         self.versions = versions

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch_mlflow.locations import MlflowCredentials, MlflowLocation
 from conch_mlflow.registry import MalformedError
 from conch_mlflow.registry_http import Body, RegistryHttp
@@ -252,6 +252,17 @@ def root_of(artifact_uri: str, name: str, version: int, source: str) -> str:
             raise UnreadableError(f"its artifact is at '{artifact_uri}', which is no path of artifacts")
         return f"{_ARTIFACTS}{path}"
     if scheme in ("s3", "gs") and rest.startswith("//"):
+        # The URI is written by those who register models. Requests with the operator's credentials go only to
+        # the stores that the operator has chosen.
+        try:
+            endpoint = parse_location(artifact_uri).endpoint
+        except InvalidArgumentError as error:
+            raise UnreadableError(f"its artifact is at '{artifact_uri}': {error.message}") from None
+        if endpoint:
+            raise UnreadableError(
+                f"its artifact is at '{artifact_uri}', which names the server '{endpoint}'; only the "
+                f"operator may name one, by AWS_ENDPOINT_URL: register it as s3://bucket/path"
+            )
         return artifact_uri.rstrip("/")
     model_id = source.removeprefix("models:/")
     if model_id == source or not is_safe(model_id) or not model_id.startswith("m-"):

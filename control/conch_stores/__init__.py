@@ -53,6 +53,7 @@ def _open(location: Location, open_store: OpenStore, options: StorageOptions) ->
     return ObjectRepository(
         connection,
         ModelCache(cache_directory(options, os.environ, _MOUNTS[location.scheme]), options.cache_bytes),
+        data_only="and --storage-data-only is on" if options.data_only else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
@@ -33,16 +33,22 @@ _SMALL = 1 << 20
 
 
 class ObjectRepository:
-    """A prefix of an object store with models; a `Repository`. Closes its connection and cache."""
+    """A prefix of an object store with models; a `Repository`. Closes its connection and cache.
+
+    Attributes:
+        data_only: See `DataOnly`.
+    """
 
     def __init__(
         self,
         connection: Connection[Location, Store],
         cache: ModelCache,
         clock: Callable[[], float] = time.monotonic,
+        data_only: str = "",
     ) -> None:
         self.connection = connection
         self.cache = cache
+        self.data_only = data_only
         self._clock = clock
         self._stager = Stager(connection, cache)
 
@@ -122,6 +128,16 @@ class ObjectModel:
         self._repository = repository
         self._listed = listed
         self.name = name
+
+    @property
+    def data_only(self) -> str:
+        """See `DataOnly`."""
+        return self._repository.data_only
+
+    @property
+    def checked_backends(self) -> Collection[str]:
+        """None."""
+        return ()
 
     @property
     def location(self) -> str:

@@ -131,7 +131,13 @@ def build_components(
     tracing = open_tracing(server.tracing, exemplars, ring)
 
     regions = Regions(server.allow_client_shm, cuda_opener())
-    guarded = GuardedAgent(agent, control.mode, server.allow_model_control, control.max_config_bytes)
+    guarded = GuardedAgent(
+        agent,
+        control.mode,
+        server.allow_model_control,
+        control.max_config_bytes,
+        access is not None or (options.http is not None and options.http.identifies("model-repository")),
+    )
     core = ServerState(
         registry,
         guarded,

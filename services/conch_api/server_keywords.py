@@ -18,6 +18,7 @@ class ServerKeywords(TypedDict, total=False):
     model_cache_directory: Path | str | None
     model_cache_byte_size: int | str | None
     storage_timeout_secs: int | str | None
+    storage_data_only: bool | str | None
     mlflow_allow_code: bool | str | None
     model_control_mode: Literal["none", "explicit", "poll", "watch", "on-demand"] | None
     load_model: str | Sequence[str] | None

@@ -9,6 +9,7 @@ Owns: the sessions. Threads and locks: event loop only, but `changed`.
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import re
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
+from hmac import compare_digest
 from http.cookies import CookieError, SimpleCookie
 from typing import Final, NamedTuple, Protocol
 
@@ -29,6 +31,7 @@ from conch.access.request_limits import RequestLimits
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
     ConchError,
+    InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -38,6 +41,8 @@ from conch_console.console_options import ConsoleOptions
 log = logging.getLogger(__name__)
 
 COOKIE: Final = "conch-console"
+KNOWN_COOKIE: Final = "conch-console-known"
+"""Cookie of a browser in which a principal has logged in before."""
 OWN_HEADER: Final = b"x-conch-console"
 READING: Final = "console"
 """Name of read operations in the audit log."""
@@ -46,7 +51,9 @@ MOST_SESSIONS: Final = 100
 """Limit of sessions of one principal."""
 
 _SESSION_NS = 12 * 3600 * 10**9
-_WRONG_LOGINS, _LOGINS, _LOGINS_NS = 5, 20, 60 * 10**9
+_KNOWN_S = 30 * 24 * 3600
+_WRONG_LOGINS, _WRONG_IN_ALL, _LOGINS, _LOGINS_NS = 5, 100, 20, 60 * 10**9
+_EVERYWHERE, _KNOWN = "everywhere", "known browsers"
 _MOST_CLIENTS = 1000
 _HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
 
@@ -171,12 +178,21 @@ class ConsoleAccess:
         self._clock = clock
         self._hosts = {host.lower() for host in (*options.hosts, options.address, "localhost")}
         self._sessions: dict[str, _Session] = {}
-        # Times of the last minute: of wrong credentials by address, of logins by address and principal.
+        self._secret = secrets.token_bytes(32)
+        # Times of the last minute, by address and principal: of wrong credentials by address, in all, and of
+        # browsers that a principal has used; of logins by address and principal.
         self._logins: dict[tuple[str, str], deque[int]] = {}
 
-    def check_host(self, fields: Mapping[bytes, bytes]) -> None:
-        """Raises MisdirectedError: the Host header is not an address or a name of this console."""
-        host = fields.get(b"host", b"").decode("latin-1")
+    def check_host(self, hosts: Sequence[str]) -> None:
+        """Checks the values of the Host header.
+
+        Raises:
+            InvalidArgumentError: There is not one of them.
+            MisdirectedError: It is not an address or a name of this console.
+        """
+        if len(hosts) != 1:
+            raise InvalidArgumentError(f"a request must have one Host header, not {len(hosts)}")
+        (host,) = hosts
         found = _HOST.fullmatch(host)
         if found is not None:
             name = (found[1] or found[2]).lower()
@@ -236,19 +252,39 @@ class ConsoleAccess:
         """Audits a change that was admitted, with its error if it failed; any thread."""
         self._guard.changed(user.peer, user.grant, action, model or EVERY_MODEL, error)
 
-    def log_in(self, visitor: Visitor, credential: str) -> str:
-        """Exchanges a key or a token for a session; returns the value of the Set-Cookie header."""
+    def log_in(self, visitor: Visitor, credential: str) -> tuple[str, ...]:
+        """Exchanges a key or a token for a session; returns the values of the Set-Cookie headers.
+
+        Wrong credentials lock out an address, and in all every address, as they may come from many. Behind a
+        proxy all visitors have its address. So a browser in which a principal has logged in before is locked
+        out by wrong credentials of such browsers only, and only this principal can log in there meanwhile.
+        """
         now = self._clock()
+        if len(self._logins) >= _MOST_CLIENTS:
+            self._logins = {
+                client: times
+                for client, times in self._logins.items()
+                if times and now - times[-1] < _LOGINS_NS
+            }
         address = visitor.client.rpartition(":")[0]
-        wrong = self._last_logins(address, "", now)
-        if len(wrong) >= _WRONG_LOGINS:
-            raise _too_many("wrong tokens", wrong[0], now)
+        counts = [
+            (self._last_logins(address, "", now), _WRONG_LOGINS),
+            (self._last_logins(_EVERYWHERE, "", now), _WRONG_IN_ALL),
+        ]
+        known = self._known(visitor.fields)
+        own = self._last_logins(_KNOWN, known, now) if known else deque[int]()
+        locked = [times[0] for times, most in counts if len(times) >= most]
+        if locked and (not known or len(own) >= _WRONG_LOGINS):
+            raise _too_many("wrong tokens", max(locked), now)
         try:
             if not credential or not self.takes_login:
                 raise UnauthenticatedError("no credential")
             grant = self._guard.open(ConsolePeer(visitor.client, (), credential), ANY, "log_in")
+            if locked and grant.name != known:
+                raise UnauthenticatedError("another principal's credential")
         except UnauthenticatedError:
-            wrong.append(now)
+            for times in (*(times for times, _ in counts), own):
+                times.append(now)
             log.warning("console: a wrong token from %s", visitor.client)
             raise UnauthenticatedError(f"this is not {self._credentials}") from None
         logins = self._last_logins(address, grant.name, now)
@@ -258,7 +294,19 @@ class ConsoleAccess:
         self._make_room(grant, now)
         name = secrets.token_urlsafe(32)
         self._sessions[name] = _Session(credential, now + _SESSION_NS, grant.name, grant.subject)
-        return self._cookie(name, _SESSION_NS // 10**9)
+        principal = grant.name.encode().hex()
+        mark = f"{principal}.{self._mark_of(principal)}"
+        return self._cookie(name, _SESSION_NS // 10**9), self._cookie(mark, _KNOWN_S, KNOWN_COOKIE)
+
+    def _known(self, fields: Mapping[bytes, bytes]) -> str:
+        """The principal that has logged in with this browser before; empty for none."""
+        principal, _, mark = _cookie_value(fields, KNOWN_COOKIE).partition(".")
+        if not compare_digest(mark.encode(), self._mark_of(principal).encode()):
+            return ""
+        return bytes.fromhex(principal).decode()
+
+    def _mark_of(self, principal: str) -> str:
+        return hmac.digest(self._secret, principal.encode(), "sha256").hex()
 
     def _make_room(self, grant: Grant, now: int) -> None:
         """Ends sessions that are over; of a principal with too many its oldest, the caller's own first."""
@@ -287,20 +335,14 @@ class ConsoleAccess:
 
     def _last_logins(self, address: str, principal: str, now: int) -> deque[int]:
         """Times of an address' logins as a principal in the last minute; of wrong ones without a name."""
-        if len(self._logins) >= _MOST_CLIENTS:
-            self._logins = {
-                client: times
-                for client, times in self._logins.items()
-                if times and now - times[-1] < _LOGINS_NS
-            }
         times = self._logins.setdefault((address, principal), deque())
         while times and now - times[0] >= _LOGINS_NS:
             times.popleft()
         return times
 
-    def _cookie(self, value: str, seconds: int) -> str:
+    def _cookie(self, value: str, seconds: int, name: str = COOKIE) -> str:
         secure = "" if self._options.tls is None else "; Secure"
-        return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+        return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
 def _too_many(what: str, first: int, now: int) -> ResourceExhaustedError:
@@ -330,9 +372,9 @@ def _entry(name: str, token: str, roles: Iterable[Role]) -> PrincipalEntry:
     )
 
 
-def _cookie_value(fields: Mapping[bytes, bytes]) -> str:
+def _cookie_value(fields: Mapping[bytes, bytes], name: str = COOKIE) -> str:
     try:
-        morsel = SimpleCookie(fields.get(b"cookie", b"").decode("latin-1")).get(COOKIE)
+        morsel = SimpleCookie(fields.get(b"cookie", b"").decode("latin-1")).get(name)
     except CookieError:
         return ""
     return "" if morsel is None else morsel.value

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.errors import ConchError, InvalidArgumentError, PermissionDeniedError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
@@ -18,6 +18,7 @@ from conch_console.config_view import ConfigView
 from conch_console.console_access import User
 from conch_console.trace_sampling import TraceSampling
 from conch_control.agent_api import AgentApi
+from conch_control.lifecycle.access_policy import code_of_load
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class ConsoleActions:
         configs: Says what is wrong with a model that fails to load.
         logs: Log settings.
         sampling: Samples traces.
+        takes_code: True if a config may choose code, as users are identified.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class ConsoleActions:
         configs: ConfigView,
         logs: LogControl,
         sampling: TraceSampling,
+        takes_code: bool,
     ) -> None:
+        self._takes_code = takes_code
         self._core = core
         self._agent = agent
         self._configs = configs
@@ -70,6 +74,12 @@ class ConsoleActions:
         if not isinstance(config, str):
             raise InvalidArgumentError("config must be the text of a config in JSON")
         parameters: dict[str, LoadParameter] = {"config": config} if config.strip() else {}
+        code = "" if self._takes_code else code_of_load(parameters)
+        if code:
+            raise PermissionDeniedError(
+                f"the load of model '{name}' brings {code}: that is taken only from users with a token, a "
+                f"key or a client certificate, which --console-token-file or --access-policy gives them"
+            )
         what = "with a config of the console" if parameters else "as it is in its repository"
         self._note(user, "loads '%s' %s", name, what)
         try:

@@ -129,14 +129,18 @@ class ConsoleOptions(AddOnOptions):
         users = ["access policy"] if self.policy else ["token"] if self.tokens is not None else []
         return ", ".join([transport, *users, *(rights or ["read only"])])
 
+    @property
+    def identifies(self) -> bool:
+        """True if users have credentials: keys, tokens or client certificates."""
+        return self.policy or self.tokens is not None or self.mutual
+
     def check(self) -> None:
         """Checks that the console is protected unless it is local.
 
         Raises:
             InvalidArgumentError: It is open to the network; the text names the remedies.
         """
-        protected = self.policy or self.tokens is not None or self.mutual
-        if not protected and not is_loopback(self.address):
+        if not self.identifies and not is_loopback(self.address):
             raise InvalidArgumentError(
                 f"the console would show models, configs and logs to all who reach {self.address}: give "
                 "--access-policy or --console-token-file, or --console-root-cert with --console-use-ssl to "

@@ -82,7 +82,7 @@ class ConsolePort(Port):
             server=server,
             models=ModelViews(agent, core.registry),
             configs=configs,
-            actions=ConsoleActions(core, agent, configs, logs, sampling),
+            actions=ConsoleActions(core, agent, configs, logs, sampling, options.identifies),
             sampling=sampling,
             feed=self._feed,
             logs=self._lines,

@@ -35,7 +35,7 @@ from conch_console.model_views import ModelViews
 from conch_console.server_views import ServerViews
 from conch_console.static_files import StaticFiles
 from conch_console.trace_sampling import TraceSampling
-from conch_console.try_route import EVENTS, NOT_KEPT, TryRoute
+from conch_console.try_route import EVENTS, TryRoute
 
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -48,6 +48,7 @@ _HEADERS: Final[Headers] = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
+_API_HEADERS: Final[Headers] = [*_HEADERS, (b"cache-control", b"no-store")]
 _BODY_BYTES: Final = 1 << 20
 _MODEL: Final = "/api/models/(?P<model>[^/]+)"
 _LOG_LINES: Final = 500
@@ -217,8 +218,8 @@ class ConsoleRoutes:
         token = (await _json(exchange)).get("token")
         if not isinstance(token, str):
             raise InvalidArgumentError("token must be a text")
-        cookie = self._parts.access.log_in(exchange, token.strip())
-        return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
+        cookies = self._parts.access.log_in(exchange, token.strip())
+        return Reply(200, [JSON, *((b"set-cookie", each.encode()) for each in cookies)], b"{}")
 
     async def _log_out(self, exchange: HttpExchange) -> Reply:
         cookie = self._parts.access.log_out(exchange.fields)
@@ -259,7 +260,7 @@ class ConsoleRoutes:
         viewer.on_dropped = task.cancel  # it waits for the client to read, and the connection ends with it
         try:
             exchange.on_disconnect = viewer.end
-            exchange.begin_response(200, [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")], b":\n\n")
+            exchange.begin_response(200, [EVENTS, (b"x-accel-buffering", b"no")], b":\n\n")
             while text := await viewer.take():
                 try:
                     user = self._parts.access.renew(exchange, user)
@@ -288,9 +289,9 @@ class ConsoleApp:
 
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
         """Answers a request, or returns a coroutine that does."""
-        exchange.extra_headers = _HEADERS
+        exchange.extra_headers = _API_HEADERS if exchange.path.startswith("/api/") else _HEADERS
         try:
-            self._access.check_host(exchange.fields)
+            self._access.check_host(exchange.header_values("host"))
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None

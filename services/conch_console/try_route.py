@@ -45,7 +45,6 @@ from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
-NOT_KEPT: Final = (b"cache-control", b"no-store")
 _COMMENT: Final = b":\n\n"
 MOST_TRIES: Final = 32
 """Requests of one principal that run at a time."""
@@ -103,7 +102,7 @@ class TryRoute:
             except ConchError as error:
                 self._admission.refuse(call.request, error, exchange, len(body), received)
                 raise
-            headers: Headers = [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")]
+            headers: Headers = [EVENTS, (b"x-accel-buffering", b"no")]
             exchange.begin_response(200, headers, _COMMENT)
             await call.send_all(exchange, request)
             if not exchange.lost:

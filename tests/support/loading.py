@@ -60,7 +60,12 @@ def write_number(
 ) -> Path:
     """Writes such a model."""
     files = {"model.py": model_text(number)}
-    return write_model(repository, name, _CONFIG.format(extra=extra), files, versions)
+    return write_model(repository, name, number_config(extra), files, versions)
+
+
+def number_config(extra: str = "") -> str:
+    """The config of such a model."""
+    return _CONFIG.format(extra=extra)
 
 
 def write_ensemble(repository: Path, name: str, part: str, more: str = "") -> Path:

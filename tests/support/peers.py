@@ -88,8 +88,9 @@ def triton_serving(repository: Path, *more: str, port: int | None = None) -> Ite
 @contextmanager
 def serving_both(repository: Path, *flags: str) -> Iterator[Both]:
     """Both servers, with the same flags and the models of a repository, which are written in Python."""
+    uploads = ("--allow-model-upload",) if "--model-control-mode=explicit" in flags else ()
     with (
-        serving_process(repository, flags=flags) as server,
+        serving_process(repository, flags=(*flags, *uploads)) as server,
         closing(RawClient(server.address)) as conch,
         triton_serving(repository, *flags) as triton,
     ):

@@ -8,25 +8,17 @@ from conch.core.errors import InvalidArgumentError, PermissionDeniedError, Unava
 from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
+from conch_control.config.powers import config_powers
 from conch_control.control_options import MOST_CONFIG_BYTES, ControlMode
 from conch_control.lifecycle.load_overrides import CONFIG, read_overrides
 from conch_control.repository.uploads import FILE_PREFIX
-
-_ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
-"""Prefixes of config parameters that select a worker's interpreter or variables."""
-
-_CODE = ("CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH")
-"""Config parameters that have an engine run what a file or library of the machine says."""
-
-_WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
-"""Config parameters with a directory that an engine writes to."""
 
 
 class GuardedAgent:
     """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
-    Changes are for the control port only unless `allowed`; other ones than those of rollouts need mode
-    ``explicit`` or ``on-demand``.
+    Changes are for the control port only unless `allowed`, and need mode ``explicit`` or ``on-demand``; those
+    of rollouts do not if callers are `identified`.
     """
 
     def __init__(
@@ -35,11 +27,13 @@ class GuardedAgent:
         mode: ControlMode,
         allowed: bool = True,
         most_config_bytes: int = MOST_CONFIG_BYTES,
+        identified: bool = False,
     ) -> None:
         self._agent = agent
         self._most_config_bytes = most_config_bytes
         self._mode = mode
         self._allowed = allowed
+        self._identified = identified
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models with the state of each version."""
@@ -61,12 +55,12 @@ class GuardedAgent:
         self.check_changes()
         read_overrides(parameters, self._most_config_bytes)  # the size is checked before anything is parsed
         if not may_upload:
-            code = _uploaded_code(parameters)
+            code = code_of_load(parameters)
             if code:
                 raise PermissionDeniedError(
-                    f"the load request for model '{name}' brings {code}: that is taken from clients on this "
-                    f"machine, and from those with a client certificate or the key of a restricted API; "
-                    f"--allow-model-upload takes it from all clients"
+                    f"the load request for model '{name}' brings {code}: that is taken from clients with a "
+                    f"key of the access policy or of a restricted API, with a client certificate, or over a "
+                    f"Unix socket; --allow-model-upload takes it from all clients"
                 )
         self._agent.load(name, parameters)
 
@@ -95,19 +89,35 @@ class GuardedAgent:
         Raises:
             UnavailableError: The control mode or the operator forbids it.
         """
-        if self._mode not in ("explicit", "on-demand"):
+        if not self._loads_by_name:
             raise UnavailableError(
                 f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
                 f"is '{self._mode}', and --model-control-mode=explicit allows it"
             )
-        self.check_rollout_changes()
+        self._check_allowed()
 
     def check_rollout_changes(self) -> None:
-        """Checks that clients may start and change rollouts, which does not depend on the control mode.
+        """Checks that clients may start and change rollouts: as loads, or if the operator says who may.
 
         Raises:
-            UnavailableError: The operator forbids it.
+            UnavailableError: The control mode or the operator forbids it.
         """
+        if not (self._loads_by_name or self._identified):
+            raise UnavailableError(
+                f"rollouts can't be changed on this port by clients that nothing identifies, as the model "
+                f"control mode is '{self._mode}': --access-policy or "
+                f"--http-restricted-api=model-repository:KEY=VALUE says who may, and "
+                f"--model-control-mode=explicit allows it to all clients; conch rollout and rollout.toml "
+                f"work in every mode"
+            )
+        self._check_allowed()
+
+    @property
+    def _loads_by_name(self) -> bool:
+        return self._mode in ("explicit", "on-demand")
+
+    def _check_allowed(self) -> None:
+        """Raises UnavailableError: changes are for the control port only."""
         if not self._allowed:
             raise UnavailableError(
                 "model load / unload is not allowed on this port: the server runs with "
@@ -115,8 +125,8 @@ class GuardedAgent:
             )
 
 
-def _uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
-    """Describes what in a load request selects code to run or files to write; empty if nothing does.
+def code_of_load(parameters: Mapping[str, LoadParameter]) -> str:
+    """Part of a load request that selects code to run or files to write, in words; empty for none.
 
     A malformed config selects none, as its load fails.
     """
@@ -128,18 +138,4 @@ def _uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
         wanted = parse_override(config) if isinstance(config, str) else ModelConfig()
     except InvalidArgumentError:
         return ""
-    for key in sorted(wanted.parameters):
-        if key.startswith(_ENVIRONMENT):
-            return f"an environment (parameter '{key}' of its config)"
-        if key in _CODE:
-            return f"code (parameter '{key}' of its config)"
-        if key in _WRITES:
-            return f"a directory to write to (parameter '{key}' of its config)"
-    for library in wanted.model_operations.op_library_filename:
-        return f"a library ('{library}' in model_operations of its config)"
-    accelerators = wanted.optimization.execution_accelerators
-    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        for key in sorted(accelerator.parameters):
-            if "path" in key:  # trt_extra_plugin_lib_paths, trt_engine_cache_path, ...
-                return f"a path (parameter '{key}' of accelerator '{accelerator.name}' in its config)"
-    return ""
+    return next(map(str, config_powers(wanted)), "")

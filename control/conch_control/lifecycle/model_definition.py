@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, PermissionDeniedError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.config.parse import normalize, read_config
 from conch_control.config.platforms import filling_backend
-from conch_control.config.problems import raise_first
+from conch_control.config.powers import beyond_data, is_code
+from conch_control.config.problems import Problems, raise_first
 from conch_control.config.validate import completed_problems, config_problems
 from conch_control.control_options import ControlOptions
 from conch_control.repoagents import AgentChain, FindHook, find_hook, make_chain
-from conch_control.repository.layout import config_file, version_numbers
+from conch_control.repository.layout import CONFIG_FILE, config_file, version_numbers
+from conch_control.repository.source import DataOnly
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +75,22 @@ def read_definition(
     find: FindHook = find_hook,
     namespace: str = "",
     renamed: bool = False,
+    data_only: DataOnly | None = None,
 ) -> Definition:
     """Runs the repository agents and reads the definition.
 
     The caller reports the result of the load to the agents. The config of a `renamed` model may have another
-    name.
+    name. Files and config of a `DataOnly` model have to be data, whether the config is the repository's, a
+    variant of it or a client's.
 
     Raises:
         PollError: The config is missing or invalid, the directory is unreadable, or an agent refuses.
     """
     try:
         config = _read_config(directory, options, override, renamed)
+        if data_only is not None:
+            own = override is None and config_file(directory, options.model_config_name).name == CONFIG_FILE
+            _check_data(config, directory, data_only.data_only, data_only.checked_backends if own else ())
         agents = make_chain(config, name, find)
         if not agents:
             return _read(name, namespace, directory, options, config, agents)
@@ -115,6 +123,28 @@ def _read_config(
     return config
 
 
+def _check_data(config: ModelConfig, directory: Path, remedy: str, backends: Collection[str]) -> None:
+    """Raises PermissionDeniedError: the config or a file makes more than data of a model."""
+    for folder, _, names in os.walk(directory):
+        for name in filter(is_code, names):
+            path = Path(folder, name).relative_to(directory)
+            raise PermissionDeniedError(f"it brings code ('{path}'), {remedy}")
+    filled = ModelConfig()
+    filled.CopyFrom(config)
+    for _ in _filling_backend(filled, directory):
+        pass  # the load reports them
+    for power in beyond_data(filled, backends):
+        raise PermissionDeniedError(f"it brings {power}, {remedy}")
+
+
+def _filling_backend(config: ModelConfig, directory: Path) -> Problems:
+    versions = version_numbers(directory)
+    # The first version tells the format of all.
+    first = directory / str(versions[0]) if versions else None
+    content = frozenset[str]() if first is None else frozenset(os.listdir(first))
+    return filling_backend(config, content.__contains__, first)
+
+
 def _read(
     identifier: str,
     namespace: str,
@@ -132,10 +162,7 @@ def _read(
     written = ModelConfig.FromString(config.SerializeToString())
     config.name = name
     versions = version_numbers(directory)
-    # The first version tells the format of all.
-    first = directory / str(versions[0]) if versions else None
-    content = frozenset[str]() if first is None else frozenset(os.listdir(first))
-    raise_first(filling_backend(config, content.__contains__, first))
+    raise_first(_filling_backend(config, directory))
     normalize(config)
     raise_first(config_problems(config))
     if options.strict_model_config:

@@ -44,7 +44,7 @@ from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOAD
 from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import Fingerprint, select_versions, without_rollout
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
-from conch_control.repository.source import ModelSource, Renamed
+from conch_control.repository.source import DataOnly, ModelSource, Renamed
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -269,6 +269,7 @@ class ModelLifecycle:
             try:
                 queued.check()
                 self.queue.fetched(queued, lease.fingerprint, looked)
+                bare = unwrapped(source)
                 definition = read_definition(
                     name,
                     lease.directory,
@@ -276,7 +277,8 @@ class ModelLifecycle:
                     queued.override,
                     self._agents.find,
                     namespace=namespace_of(source),
-                    renamed=isinstance(unwrapped(source), Renamed),
+                    renamed=isinstance(bare, Renamed),
+                    data_only=bare if isinstance(bare, DataOnly) and bare.data_only else None,
                 )
                 if isinstance(source, Namespaced):
                     definition = replace(definition, parts=source.identify(definition.config))

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
@@ -24,7 +25,7 @@ from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
 from conch_control.repository.mounted_repository import MountedRepository
 from conch_control.repository.namespaces import ReadComposingModels, namespaced
 from conch_control.repository.repository_kinds import open_repository
-from conch_control.repository.source import ModelSource, Repository, Scan
+from conch_control.repository.source import DataOnly, ModelSource, Repository, Scan
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Repositories:
         self._added: dict[str, Repository] = {}  # by location; replaced, never changed
         self.timeout_ns = round(timeout_s * _S)
         self._clock = clock
+        self._lost: set[str] = set()  # reported names of models of others that an operator's model has
         self._changed = threading.Condition()  # guards the next attributes and the listers
         self._closed = False
         # A single repository needs no lister.
@@ -148,7 +150,13 @@ class Repositories:
                 if self._read_composing_models is not None
                 else (each for each in self.listers if each not in taken)
             )
-            elsewhere = {name for each in unseen for name in each.known}
+            # The name of an operator's model is not taken by one of others.
+            elsewhere = {
+                name
+                for each in unseen
+                for name in each.known.keys() & scan.models.keys()
+                if not _of_others(each.known) or _of_others({name: scan.models[name]})
+            }
         models = {name: source for name, source in scan.models.items() if name not in elsewhere}
         return replace(scan, models=models, duplicates=scan.duplicates | (scan.models.keys() & elsewhere))
 
@@ -245,7 +253,7 @@ class Repositories:
         if self._read_composing_models is None:
             models: dict[str, ModelSource] = {}
             duplicates: set[str] = set()
-            for each in found.values():
+            for each in self._without_taken(found):
                 duplicates.update(each.keys() & models.keys())
                 models.update(each)
             for name in duplicates:
@@ -256,6 +264,38 @@ class Repositories:
         self._names |= {location: tuple(models) for location, models in found.items()}
         self._names = {location: names for location, names in self._names.items() if location in known}
         return namespaced(found, self._names, self._read_composing_models)
+
+    def _without_taken(
+        self, found: Mapping[str, Mapping[str, ModelSource]]
+    ) -> Iterable[Mapping[str, ModelSource]]:
+        """The models of each repository, without those of others that have the name of an operator's.
+
+        Those who may register models would else unload, or replace, a model of the operator's by its name; a
+        repository that is not readable now keeps its names.
+        """
+        others = {location for location, each in found.items() if _of_others(each)}
+        if not others:
+            return found.values()
+        known = {**{each.location: each.known for each in self.listers}, **found}
+        taken = {name for each in known.values() if not _of_others(each) for name in each}
+        kept = []
+        for location, each in found.items():
+            lost = each.keys() & taken if location in others else frozenset[str]()
+            for name in sorted(lost - self._lost):
+                log.error(
+                    "model repository '%s': ignoring model '%s', as the name is that of a model of another "
+                    "repository",
+                    location,
+                    name,
+                )
+            self._lost |= lost
+            kept.append({name: source for name, source in each.items() if name not in lost} if lost else each)
+        return kept
+
+
+def _of_others(models: Mapping[str, ModelSource]) -> bool:
+    """True for the models of a repository that others may write to."""
+    return any(isinstance(each, DataOnly) and bool(each.data_only) for each in islice(models.values(), 1))
 
 
 def _has_succeeded(listing: Listing | None) -> bool:

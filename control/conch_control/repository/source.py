@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -83,6 +83,19 @@ class Renamed(Protocol):
     @property
     def renamed(self) -> bool:
         """True."""
+
+
+@runtime_checkable
+class DataOnly(Protocol):
+    """A model of a repository that others may write to, whose files and config have to be data."""
+
+    @property
+    def data_only(self) -> str:
+        """Reason and remedy, as the end of an error text; empty if the model may be code after all."""
+
+    @property
+    def checked_backends(self) -> Collection[str]:
+        """Backends whose files may be code, and for which the repository has checked them and its config."""
 
 
 @runtime_checkable

@@ -146,8 +146,7 @@ class PortRules:
     Attributes:
         restrictions: Categories of calls that need a key.
         refusal: Text for a call without its key; ``{key}`` stands for the key's name.
-        any_upload: True if remote clients may send a model's files with a load even where nothing
-            identifies them.
+        any_upload: True if clients may send a model's files with a load even where nothing identifies them.
         token: The port's own token; None for none.
     """
 
@@ -263,14 +262,17 @@ class AccessGuard:
         """True if `admit` may refuse calls with such roles and of such a category."""
         return (self.identifies and bool(roles)) or category in self.restricted
 
-    def may_upload(self, local: bool, headers: Iterable[str]) -> bool:
+    def may_upload(self, client: str, headers: Iterable[str]) -> bool:
         """True if a client may load a model from files in the request, which may hold code.
 
+        An address proves nothing, not even that of the loopback interface, which a proxy on this machine has.
+        The permissions of a Unix socket are the operator's word for those who can open it.
+
         Args:
-            local: True if the client is on this machine; one that forwards calls (a proxy) counts as remote.
-            headers: Names of its headers in lower case.
+            client: Its address, such as ``ipv4:127.0.0.1:5`` or ``unix:``.
+            headers: Names of its headers in lower case; those that proxies add speak of another client.
         """
-        return self._any_upload or (local and _ADDED_BY_PROXIES.isdisjoint(headers))
+        return self._any_upload or (client.startswith("unix:") and _ADDED_BY_PROXIES.isdisjoint(headers))
 
     def check_key(self, peer: Peer, category: str) -> None:
         """Checks the key of a restricted category, for ports with checks of their own before `admit`.

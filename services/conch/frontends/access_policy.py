@@ -1,4 +1,4 @@
-"""Reads flags of restricted protocols and APIs, and tells clients of this machine from others."""
+"""Reads flags of restricted protocols and APIs, and tells addresses of the loopback interface from others."""
 
 from __future__ import annotations
 
@@ -52,9 +52,3 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return address.is_loopback if mapped is None else bool(mapped.is_loopback)
-
-
-def is_local_peer(peer: str) -> bool:
-    """Returns whether a gRPC peer, such as ``ipv4:127.0.0.1:50000``, is on this machine."""
-    kind, _, rest = peer.partition(":")
-    return kind in ("unix", "unix-abstract") or is_loopback(rest.rpartition(":")[0].strip("[]"))

@@ -43,8 +43,10 @@ def _openings(options: PartOptions) -> Iterator[Opening]:
             callers = PRINCIPALS if policy else clients_of(port, "model-repository")
             if options.control.loads_by_name:
                 yield Opening(LOADING, callers, name)
-                yield Opening(FILES, PRINCIPALS if policy else _uploaders(port), name)
-            elif port is options.http:
+                uploaders = PRINCIPALS if policy else _uploaders(port)
+                if uploaders:
+                    yield Opening(FILES, uploaders, name)
+            elif port is options.http and (policy or port.identifies("model-repository")):
                 yield Opening(ROLLOUTS, callers, name)
         if server.allow_client_shm:
             yield Opening(SHARED_MEMORY, PRINCIPALS if policy else clients_of(port, "shared-memory"), name)
@@ -94,8 +96,10 @@ def clients_of(port: GrpcOptions | HttpOptions, group: str) -> str:
 
 
 def _uploaders(port: GrpcOptions | HttpOptions) -> str:
-    clients = clients_of(port, "model-repository")
-    return _LOCAL if clients == _ALL and not port.allow_model_upload else clients
+    """The clients that may send files with a load; empty for none."""
+    if port.identifies("model-repository") or port.allow_model_upload or port.address.startswith("unix:"):
+        return clients_of(port, "model-repository")
+    return ""
 
 
 def _operators(port: ControlPortOptions) -> str:

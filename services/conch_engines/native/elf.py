@@ -3,6 +3,9 @@
 Everything is found through program headers and the dynamic section, so that files without section headers
 are read too. Each table is read on its own: libraries have gigabytes, and one that is cut while it is mapped
 would end the process.
+
+Nothing that is kept grows faster than the file: its tables may name one part of the string table as often as
+they like, so names are bounded in sum, by twice the size of the string table.
 """
 
 from __future__ import annotations
@@ -58,6 +61,9 @@ _VERSION_WEAK = 0x2
 _HIDDEN_VERSION = 0x8000
 _MOST_VERSIONS = 1 << 16
 _MOST_SYMBOLS = 1 << 24
+_MOST_LIBRARIES = 4096
+_MOST_PATHS = 1024
+_LEAST_NAME_BYTES = 1 << 16
 
 
 class ElfError(ValueError):
@@ -137,13 +143,13 @@ class _Reader:
         self._order = "<"
         self._segments: list[_Segment] = []
         self._dynamic: dict[int, list[int]] = {}
+        self._left: int | None = None  # bytes that names may still have
 
     def read(self) -> ElfFile:
         machine, kind, headers, count = self._header()
         self._segments = list(self._program_headers(headers, count))
-        for segment in self._segments:
-            if segment.kind == _DYNAMIC:
-                self._read_dynamic(segment)
+        for segment in [each for each in self._segments if each.kind == _DYNAMIC][-1:]:  # as the loader
+            self._read_dynamic(segment)
         # A program that can be loaded anywhere has the type of a library.
         if kind == LIBRARY and self._number(_FLAGS_1) & _PIE:
             kind = PROGRAM
@@ -213,25 +219,36 @@ class _Reader:
         end = self._strings.find(b"\0", offset)
         if end < 0:
             raise ElfError(f"its {what} is outside the string table")
+        if self._left is None:
+            self._left = max(2 * len(self._strings), _LEAST_NAME_BYTES)
+        self._left -= end - offset
+        if self._left < 0:
+            raise ElfError("its names are longer in sum than twice its string table")
         return os.fsdecode(self._strings[offset:end])
 
     def _strings_of(self, tag: int, what: str) -> Iterator[str]:
-        for offset in self._dynamic.get(tag, ()):
+        offsets = self._dynamic.get(tag, ())
+        if len(offsets) > _MOST_LIBRARIES:
+            raise ElfError(f"it has {len(offsets)} entries {what}")
+        for offset in offsets:
             yield self._string(offset, what)
 
     def _paths(self, tag: int) -> tuple[str, ...]:
         what = "RUNPATH" if tag == _RUNPATH else "RPATH"
-        return tuple(path for text in self._strings_of(tag, what) for path in text.split(":") if path)
+        found = tuple(path for text in self._strings_of(tag, what) for path in text.split(":") if path)
+        if len(found) > _MOST_PATHS:
+            raise ElfError(f"its {what} has {len(found)} directories")
+        return found
 
     def _needed_versions(self) -> tuple[dict[str, tuple[str, ...]], dict[int, str]]:
         """Versions by library, without weak ones, and all by their index."""
-        found: dict[str, tuple[str, ...]] = {}
+        found: dict[str, list[str]] = {}
         by_index: dict[int, str] = {}
         what = "table of needed versions"
         budget = _MOST_VERSIONS
         for place, row in self._chain(_VERNEED, _VERNEEDNUM, "HHIII", what):
             _, count, file, first, _ = row
-            names: list[str] = []
+            names = found.setdefault(self._string(file, what), [])
             entry = place + first
             for _ in range(count):
                 budget -= 1
@@ -244,9 +261,7 @@ class _Reader:
                 entry += following
                 if not following:
                     break
-            library = self._string(file, what)
-            found[library] = (*found.get(library, ()), *names)
-        return found, by_index
+        return {library: tuple(names) for library, names in found.items()}, by_index
 
     def _defined_versions(self) -> dict[int, str]:
         """Versions by index; the first is the library's own name."""
@@ -283,6 +298,7 @@ class _Reader:
             indices = [row[0] for row in self._rows("H", self._bytes(place, 2 * count, "symbols' versions"))]
         alone = {"": frozenset({""}), **{each: frozenset({each}) for each in versions.values()}}
         defined: dict[str, frozenset[str]] = {}
+        several: dict[str, set[str]] = {}
         undefined: list[Symbol] = []
         for number, (name, info, _, section, _, _) in enumerate(rows):
             if info >> 4 == _LOCAL or not name:
@@ -293,9 +309,10 @@ class _Reader:
             if section == 0:
                 undefined.append(Symbol(text, version, info >> 4 == _WEAK))
             else:
-                before = defined.get(text)
-                defined[text] = alone[version] if before is None else before | {version}
-        return defined, tuple(undefined)
+                before = defined.setdefault(text, alone[version])
+                if version not in before:
+                    several.setdefault(text, set(before)).add(version)
+        return {**defined, **{text: frozenset(each) for text, each in several.items()}}, tuple(undefined)
 
     def _symbol_count(self) -> int:
         """Number of symbols, which only hash tables and relocations tell."""

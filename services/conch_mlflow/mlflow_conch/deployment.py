@@ -41,14 +41,14 @@ Deploys models to a conch server.
 Target: conch://host:8000, or conchs://host:8000 with TLS; the port is that of REST. The variable
 {TOKEN_VARIABLE} has the key or token of the server's access policy; REQUESTS_CA_BUNDLE names certificates.
 
-Without an alias the model's files are sent to the server, which needs --model-control-mode=explicit, and
---allow-model-upload for other machines. With an alias the server needs --model-repository=mlflow://...,
+Without an alias the model's files are sent to the server, which needs --model-control-mode=explicit, and an
+access policy or --allow-model-upload. With an alias the server needs --model-repository=mlflow://...,
 and the model URI is models:/NAME/VERSION: the alias is moved to the version.
 
 Config of create and update:
   -C alias=NAME     move this alias of the registered model, and wait until the server has the version ready
   -C steps=STEPS    bring the version by a rollout, with these steps: "5% 10m, 25% 10m"; alias is
-                    {_CANDIDATE} by default; in every --model-control-mode but none
+                    {_CANDIDATE} by default; modes poll and watch need an access policy
   -C timeout=SECS   the longest wait; {_TIMEOUT_S:g} by default
 Config of delete:
   -C alias=NAME     remove the alias instead of unloading the model

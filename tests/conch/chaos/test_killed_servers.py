@@ -23,7 +23,7 @@ from conch_control.version_phase import Phase
 
 MODELS = ("far", "near")
 MODES = {
-    "explicit": ["--load-model=far", "--load-model=near"],
+    "explicit": ["--load-model=far", "--load-model=near", "--allow-model-upload"],
     "poll": ["--repository-poll-secs=0.2"],
     "watch": ["--repository-poll-secs=0.2"],  # for the store, which tells of nothing
 }

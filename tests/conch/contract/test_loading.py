@@ -47,6 +47,7 @@ from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 
 EXPLICIT = "--model-control-mode=explicit"
+UPLOADS = "--allow-model-upload"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
 
 
@@ -58,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, 
     write_number(repository, "m")
     with (
         patch.object(tempfile, "tempdir", str(temporary)),
-        serving(repository, flags=[EXPLICIT]) as server,
+        serving(repository, flags=[EXPLICIT, UPLOADS]) as server,
     ):
         with closing(RawClient(server.address)) as client:
             index(client)  # gRPC keeps what it makes for its first call
@@ -209,7 +210,7 @@ def test_the_end_of_the_server_removes_the_files(tmp_path: Path) -> None:
     temporary.mkdir()
     with (
         patch.object(tempfile, "tempdir", str(temporary)),
-        serving(repository, flags=[EXPLICIT]) as server,
+        serving(repository, flags=[EXPLICIT, UPLOADS]) as server,
     ):
         with closing(RawClient(server.address)) as client:
             assert load(client, "m", files(v1=1)) == {}
@@ -284,7 +285,7 @@ def test_a_config_is_parsed_once_and_on_no_serving_thread(
 
     monkeypatch.setattr(json_format, "parse_lenient", counted)
     write_number(tmp_path, "m")
-    with serving(tmp_path, flags=[EXPLICIT]) as server, closing(RawClient(server.address)) as client:
+    with serving(tmp_path, flags=[EXPLICIT, UPLOADS]) as server, closing(RawClient(server.address)) as client:
         for number in (2, 3):
             assert load(client, "m", files(v1=number)) == {}
             assert answer(client, "m") == number

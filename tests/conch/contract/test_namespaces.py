@@ -89,7 +89,7 @@ def test_ensembles_find_what_is_in_their_own_repository(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_loads_and_unloads_are_of_all_models_of_the_name(tmp_path: Path) -> None:
     one, two = write_two(tmp_path)
-    with namespaced((one, two), *EXPLICIT) as (_, client):
+    with namespaced((one, two), *EXPLICIT, "--allow-model-upload") as (_, client):
         assert unload(client, "m") == {}
         assert answer(client, "m") == ("NOT_FOUND", "Identifier of model 'm' is not found in global map")
         unloaded = [line[0] for line in index(client) if line[2:] == ("UNAVAILABLE", "unloaded")]

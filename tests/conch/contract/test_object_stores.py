@@ -17,7 +17,9 @@ from tests.support.emulators import (
     gcs_emulator,
     s3_emulator,
 )
+from tests.support.loading import config_json, load, model_text, number_config
 from tests.support.repositories import Place, Told, place_in, stage, tree_of
+from tests.support.servers import RawClient, serving
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.control_options import StorageOptions
@@ -65,6 +67,38 @@ def test_models_are_the_directories(place: Place) -> None:
         staged = stage(models["b"])
         assert tree_of(staged.directory) == {"3/deep/er/file with space+%41.txt": b"deep"}
         assert staged.directory.name == "b"
+
+
+def test_models_of_a_store_of_others_are_data(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.put("code/config.pbtxt", number_config().encode())
+    place.put("code/1/model.py", model_text(1).encode())
+    place.put("config/config.pbtxt", b'backend: "openvino" parameters { key: "CACHE_DIR" }')
+    place.put("config/1/model.xml")
+    place.put("text/config.pbtxt", b'backend: "fil"')
+    place.put("text/1/notes.txt", model_text(1).encode())
+    flags = [f"--model-repository={place.location}", f"--model-cache-directory={place.cache}"]
+    flags.append("--model-control-mode=explicit")
+    with (
+        serving(flags=[*flags, "--storage-data-only"]) as server,
+        closing(RawClient(server.address)) as client,
+    ):
+        override = config_json(default_model_filename="notes.txt")
+        for name, parameters, reason in (
+            ("code", {}, "it brings code ('1/model.py')"),
+            ("config", {}, "it brings a directory to write to (parameter 'CACHE_DIR' of its config)"),
+            (
+                "text",
+                {"config": override},
+                "it brings files that can be code (backend 'python' of its config)",
+            ),
+        ):
+            assert load(client, name, parameters) == (
+                "INTERNAL",
+                f"failed to load '{name}', failed to poll from model repository",
+            )
+            assert f"'{name}': {reason}, and --storage-data-only is on" in caplog.text
+    with serving(flags=flags) as server, closing(RawClient(server.address)) as client:
+        assert load(client, "code") == {}
 
 
 def test_a_whole_bucket_is_a_repository(place: Place) -> None:

@@ -233,6 +233,45 @@ def test_five_hundred_models(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "500 models checked: 10 errors"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_library_of_a_config_runs_without_the_flag(tmp_path: Path, listed: bool) -> None:
+    tensors = "".join(
+        f'{kind} {{ name: "X" data_type: TYPE_FP32 dims: 1 }}\n' for kind in ("input", "output") if listed
+    )
+    extension = 'parameters { key: "CPU_EXTENSION_PATH" value { string_value: "/none.so" } }\n'
+    openvino = f'backend: "openvino" {extension}'
+    onnx = 'backend: "onnxruntime" model_operations { op_library_filename: "ops.so" }\n'
+    write_model(tmp_path, "openvino", openvino + tensors, {"model.xml": "<net/>"})
+    directory = write_model(tmp_path, "onnx", onnx + tensors, {"model.onnx": ""})
+    (directory / "1/ops.so").write_bytes(b"no library")
+    tried = ("loading custom CPU extensions", "ops.so' of model")
+    _, output, _ = check(tmp_path)
+    assert output.count("note: ") == 2 and output.count("the model is not read: that would run") == 2
+    assert not any(each in output for each in tried)
+    _, output, _ = check(tmp_path, "--run-code")
+    assert "the model is not read" not in output and tried[0] in output
+
+
+def test_models_of_others_can_be_held_to_data(tmp_path: Path) -> None:
+    for name, engine, key in (("harmless", "fil", "threshold"), ("harmful", "openvino", "CACHE_DIR")):
+        text = f'backend: "{engine}" parameters {{ key: "{key}" value {{ string_value: "1" }} }}'
+        write_model(tmp_path, name, text, {})
+    write_model(tmp_path, "m", CONFIG, {"model.py": MODEL})
+    (tmp_path / "harmless/1/extra.so.2").write_text("")
+    _, before, _ = check(tmp_path)
+    assert "the model brings" not in before
+    code, output, _ = check(tmp_path, "--data-only")
+    said = sorted(line.partition(" error: ")[2] for line in output.splitlines() if "brings" in line)
+    assert code == 1
+    assert said == [
+        "backend: the model brings files that can be code (backend 'python' of its config)",
+        "parameters[\"CACHE_DIR\"]: the model brings a directory to write to (parameter 'CACHE_DIR' of its "
+        "config)",
+        "the model brings code ('1/extra.so.2')",
+        "the model brings code ('1/model.py')",
+    ]
+
+
 def test_parameters_and_imports_of_python_models(tmp_path: Path) -> None:
     names = [*PARAMETERS[:-1], "CONCH_ENV_MODE", "CONCH_PLACEMNT"]
     values = {"CONCH_PLACEMENT": "worker", "CONCH_STRICT_OUTPUTS": "true"}

@@ -153,6 +153,14 @@ def test_loads_and_unloads_are_done_and_logged(page: Page) -> None:
     assert [event["phase"] for event in history][-1] == "READY"
 
 
+def test_a_config_with_code_needs_a_user_with_credentials(page: Page) -> None:
+    given = '{"backend": "onnxruntime", "parameters": {"CONCH_ENV_X": {"string_value": "1"}}}'
+    answer = page.post("/api/models/simple/load", {"config": given})
+    assert answer.status_code == 403
+    assert "brings an environment (parameter 'CONCH_ENV_X' of its config)" in answer.json()["error"]
+    assert "--console-token-file" in answer.json()["error"]
+
+
 def test_an_override_is_loaded(page: Page) -> None:
     config = page.get("/api/models/simple/config").json()
     assert config["findings"] == []

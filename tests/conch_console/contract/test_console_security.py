@@ -119,6 +119,9 @@ def test_viewers_read_and_admins_do_what_is_allowed(token_server: LocalServer) -
             assert refused.status_code == 403 and "'viewer' may not" in refused.json()["error"], path
         assert admin.get("/api/settings").status_code == 200
         assert admin.post("/api/models/probe/sample", {"count": 1}).status_code == 200
+        given = '{"backend": "unknown", "parameters": {"CONCH_ENV_X": {"string_value": "1"}}}'
+        wrong = admin.post("/api/models/probe/load", {"config": given})
+        assert wrong.status_code != 403 and "unknown" in wrong.json()["error"]
         for way in ("infer", "chat"):
             sent = admin.post(f"/api/models/probe/{way}", {})
             assert sent.status_code == 403 and "--console-allow-infer" in sent.json()["error"]
@@ -139,11 +142,13 @@ def test_wrong_tokens_are_counted(repository: Path, tmp_path: Path) -> None:
 
 
 def test_every_answer_has_the_security_headers(page: Page) -> None:
-    for path in ("/", "/js/main.js", "/api/models", "/api/nothing", "/unknown"):
+    for path in ("/", "/js/main.js", "/api/models", "/api/nothing", "/api/session", "/unknown"):
         headers = page.get(path).headers
+        kept = [each for each in headers.get_list("cache-control") if each != "no-store"]
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';"), path
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert "access-control-allow-origin" not in headers
+        assert headers.get_list("cache-control") == (["no-store"] if path.startswith("/api/") else kept)
     assert page.client.request("PUT", "/api/models").status_code == 405
 
 

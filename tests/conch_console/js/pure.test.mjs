@@ -1,5 +1,6 @@
 // The pure modules of the console; run by tests/conch_console/unit/test_browser_modules.py.
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 
@@ -110,6 +111,18 @@ test("a command says why a request can't be one", () => {
   assert.match(copy.curl("http://h", "a b", "2", tensor("INT64", [9007199254740993n]), {}, false), /a%20b\/versions\/2\/infer[\s\S]*"data":\[9007199254740993\]/);
   assert.match(copy.curl("http://h", "m", "", tensor("BYTES", ["it's"]), {}, false), /it'\\''s/);
   for (const each of [tensor("FP16", [1]), tensor("FP32", [NaN]), tensor("BYTES", [new Uint8Array(1)])]) assert.match(copy.curl("http://h", "m", "", each, {}, false), /^# .*use Python/);
+});
+
+test("a shell reads the words of a command as they are", () => {
+  const words = (command) => execFileSync("sh", ["-c", command.replace(/^curl/, "printf '%s\\n'")], { encoding: "utf8" }).split("\n");
+  for (const model of ["it's", "a'$(echo b)'c", "(a) `b` & *!~"]) {
+    const tensors = [{ name: model, datatype: "INT32", shape: [1], values: [1] }];
+    const found = words(copy.curl("http://h", model, "2", tensors, {}, false));
+    assert.equal(found[1], `http://h/v2/models/${encodeURIComponent(model)}/versions/2/infer`);
+    assert.equal(JSON.parse(found[5]).inputs[0].name, model);
+    const url = `http://h/${model}`;
+    assert.equal(words(chat.chatCurl(url, { messages: [] }))[1], `${url}/v1/chat/completions`);
+  }
 });
 
 test("events are read however the text is cut", () => {

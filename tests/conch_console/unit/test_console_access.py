@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -63,8 +64,9 @@ def access(clock: SteeredClock | None = None, **options: Any) -> ConsoleAccess:
     return ConsoleAccess(ConsoleOptions(**options), None, clock or SteeredClock())
 
 
-def visit_of(header: str) -> Visit:
-    return Visit({b"cookie": header.partition(";")[0].encode()})
+def visit_of(headers: Iterable[str], client: str = NO_SESSION.client) -> Visit:
+    """A request with the cookies that some Set-Cookie headers set."""
+    return Visit({b"cookie": "; ".join(each.partition(";")[0] for each in headers).encode()}, client)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +88,15 @@ def visit_of(header: str) -> Visit:
 )
 def test_hosts(host: str, passes: bool) -> None:
     guard = access(hosts=("console.example",))
-    fields = {b"host": host.encode()}
     if passes:
-        guard.check_host(fields)
+        guard.check_host([host])
     else:
         with pytest.raises(PermissionDeniedError, match="--console-host") as refused:
-            guard.check_host(fields)
+            guard.check_host([host])
         assert refused.value.http_status == 421
+    for hosts in ([], ["localhost", host]):
+        with pytest.raises(InvalidArgumentError, match=f"one Host header, not {len(hosts)}"):
+            guard.check_host(hosts)
 
 
 OWN = {b"host": b"localhost:8004", b"x-conch-console": b"1"}
@@ -148,9 +152,10 @@ def test_rights_by_role_and_switch() -> None:
 def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
     clock = SteeredClock()
     guard = access(clock, tokens=TOKENS)
-    header = guard.log_in(NO_SESSION, "change")
+    header, known = guard.log_in(NO_SESSION, "change")
     assert header.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
-    visit = visit_of(header)
+    assert known.endswith("; Path=/; Max-Age=2592000; HttpOnly; SameSite=Strict")
+    visit = visit_of([header])
     user = guard.admit(visit, Need.READ)
     assert guard.renew(visit, user) == user and "change" not in repr(user)
     for wrong in (
@@ -183,6 +188,42 @@ def test_five_wrong_tokens_a_minute() -> None:
     guard.log_in(Visit(client="10.0.0.1:50000"), "change")
     clock.pass_s(60)
     guard.log_in(NO_SESSION, "change")
+
+
+def test_wrong_tokens_of_others_behind_a_proxy_lock_out_no_known_browser() -> None:
+    clock = SteeredClock()
+    guard = access(clock, tokens=TOKENS)  # all visitors have the proxy's address
+    known = visit_of(guard.log_in(NO_SESSION, "look"))
+    forged = Visit({b"cookie": b"conch-console-known=" + b"viewer".hex().encode() + b".00"})
+    for _ in range(5):
+        with pytest.raises(UnauthenticatedError):
+            guard.log_in(NO_SESSION, "guess")
+    for locked in (NO_SESSION, forged):
+        with pytest.raises(ResourceExhaustedError):
+            guard.log_in(locked, "look")
+    assert guard.log_in(known, "look")
+    # Known is a principal: its browser guesses no other's token, and is locked out by guesses of its own.
+    for token in ("change", "guess", "guess", "guess", "guess"):
+        with pytest.raises(UnauthenticatedError):
+            guard.log_in(known, token)
+    with pytest.raises(ResourceExhaustedError):
+        guard.log_in(known, "look")
+    clock.pass_s(60)
+    assert guard.log_in(NO_SESSION, "look")
+
+
+def test_wrong_tokens_are_counted_over_all_addresses() -> None:
+    clock = SteeredClock()
+    guard = access(clock, tokens=TOKENS)
+    known = visit_of(guard.log_in(NO_SESSION, "change"), "10.9.9.9:1")
+    for number in range(100):
+        with pytest.raises(UnauthenticatedError):
+            guard.log_in(Visit(client=f"10.0.{number}.1:1"), "guess")
+    with pytest.raises(ResourceExhaustedError):
+        guard.log_in(Visit(client="10.1.0.1:1"), "change")
+    assert guard.log_in(known, "change")
+    clock.pass_s(60)
+    assert guard.log_in(Visit(client="10.1.0.1:1"), "change")
 
 
 def test_logins_are_limited_by_principal_and_address_and_end_sessions_of_their_own_only() -> None:

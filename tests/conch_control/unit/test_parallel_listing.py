@@ -295,6 +295,39 @@ def test_what_comes_late_and_is_elsewhere_too_is_there_twice(
     repositories.close()
 
 
+class ForeignModel(LocalModel):
+    """A model of a registry that others may write to."""
+
+    data_only = "and that is off"
+    checked_backends = ()
+
+
+def test_a_registry_takes_no_name_of_an_operators_model(
+    store: HangingStore, local: HangingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = {name: ForeignModel(Path("/registry", name)) for name in ("ours", "theirs")}
+    store.models_now = {**foreign}
+    repositories = Repositories([local, store], timeout_s=0.0)
+    both = {"ours": model("ours", "/local"), "theirs": foreign["theirs"]}
+    for _ in range(2):
+        scan = repositories.scan()
+        assert (scan.models, scan.duplicates) == (both, frozenset())
+    assert caplog.text.count("ignoring model 'ours', as the name is that of a model of another") == 1
+    # Nor while the operator's repository can't be read, or the other one answers late.
+    local.error = OSError("away")
+    assert repositories.scan().models == {"theirs": foreign["theirs"]}
+    local.error = None
+    told = threading.Semaphore(0)
+    for slow, late in ((store, {"theirs": foreign["theirs"]}), (local, {"ours": both["ours"]})):
+        slow.hang()
+        repositories.poll(told.release)
+        slow.go_on()
+        assert told.acquire(timeout=WAIT_S)
+        found = repositories.late()
+        assert (found.models, found.duplicates) == (late, frozenset())
+    repositories.close()
+
+
 def test_a_late_failure_is_none_of_the_answers_that_are_told(
     store: HangingStore, local: HangingStore
 ) -> None:

@@ -172,7 +172,7 @@ def test_versions_change_under_load(engine: Engine, tmp_path: Path) -> None:
     output = next(iter(engine.outputs))
     levels = [engine.direct(path, rows)[output] for path in (model / "1", other)]
     assert not np.allclose(levels[0], levels[1])
-    flags = ["--model-control-mode=explicit", "--load-model=m"]
+    flags = ["--model-control-mode=explicit", "--load-model=m", "--allow-model-upload"]
     stop = threading.Event()
     seen: list[Array] = []
     errors: list[Exception] = []

@@ -148,17 +148,38 @@ def test_names_that_models_can_not_have(place: RegistryPlace, caplog: pytest.Log
     registry.models["given name"].tags["conch.name"] = "given"
     registry.register("evil", onnx_files())
     registry.models["evil"].tags["conch.name"] = "../../etc"
-    registry.register("twice", onnx_files())
-    registry.register("other", onnx_files())
-    registry.models["other"].tags["conch.name"] = "twice"
     registry.register('it\'s "one"', onnx_files())
     with place.opened() as repository:
         for _ in range(2):
             assert served(repository) == {"given": [1], 'it\'s "one"': [1]}
         assert caplog.text.count("can't be the name of a model") == 7
-        assert caplog.text.count("two registered models are named 'twice'") == 1
         staged = stage(repository.models()["given"])
         assert staged.directory.name == "given" and place.cache in staged.directory.parents
+
+
+def test_a_tag_takes_no_name_that_another_model_has(
+    place: RegistryPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = place.registry
+    for name in ("unserved", "late", "victim", "old"):
+        registry.register(name, onnx_files(), status="FAILED_REGISTRATION" if name == "unserved" else "READY")
+    tags = {name: model.tags for name, model in registry.models.items()}
+    with place.opened() as repository:
+        assert served(repository) == {"late": [1], "victim": [1], "old": [1]}
+        tags["late"]["conch.name"] = "victim"
+        assert served(repository) == {"victim": [1], "old": [1]}
+        assert "'late': its tag conch.name is 'victim', which is the name of" in caplog.text
+        tags["late"]["conch.name"] = "unserved"
+        assert served(repository) == {"victim": [1], "old": [1]}
+        # The name of a tag stays with the model that has it, also if an older one claims it.
+        tags["victim"]["conch.name"] = "given"
+        assert served(repository) == {"given": [1], "old": [1]}
+        tags["late"]["conch.name"] = "given"
+        models = repository.models()
+        assert sorted(models) == ["given", "old"] and models["given"].location.endswith("/victim")
+    with place.opened() as repository:
+        assert served(repository) == {"old": [1]}
+        assert "2 registered models are named 'given'" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["../escaped", "a/../../escaped", "a//b", "a/\0", ".."])

@@ -224,7 +224,12 @@ def test_models_of_a_real_registry(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_aliases_are_moved_under_load_also_by_deployments(registry: Registry, tmp_path: Path) -> None:
-    with serving(registry, tmp_path, "?alias=champion,canary", IN_PROCESS) as server:
+    policy = tmp_path / "access.toml"
+    policy.write_text(
+        '[[principal]]\nname = "all"\nanonymous = true\ninfer = ["*"]\nread = ["*"]\ncontrol = ["*"]\n'
+    )
+    flags = (IN_PROCESS, f"--access-policy={policy}")  # says who may change rollouts in this mode
+    with serving(registry, tmp_path, "?alias=champion,canary", *flags) as server:
         target = ["-t", f"conch://{server.http_address}"]
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
         load = Load(server.address, "probe", polite=False, http_address=server.http_address)
@@ -266,6 +271,7 @@ def test_deployments_of_files_and_by_rollouts_over_tls(registry: Registry, tmp_p
         f"--model-cache-directory={tmp_path}/cache",
         "--mlflow-allow-code",
         "--model-control-mode=explicit",
+        "--allow-model-upload",
         "--load-model=probe",
         "--grpc-port=0",
         IN_PROCESS,

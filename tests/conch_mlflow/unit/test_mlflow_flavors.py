@@ -110,21 +110,6 @@ def archive(*members: str) -> bytes:
         ({"xgboost": {"data": "model.json"}}, ["model.json"], "xgboost", {"model.json": "model.json"}),
         ({"lightgbm": {"data": "model.lgb"}}, ["model.lgb"], "lightgbm", {"model.txt": "model.lgb"}),
         ({"lightgbm": {"data": "model.skops"}}, ["model.skops"], "sklearn", {"model.skops": "model.skops"}),
-        (
-            {"tensorflow": {"saved_model_dir": "tf"}},
-            ["tf/saved_model.pb", "tf/variables/v"],
-            "tensorflow",
-            {
-                "model.savedmodel/saved_model.pb": "tf/saved_model.pb",
-                "model.savedmodel/variables/v": "tf/variables/v",
-            },
-        ),
-        (
-            {"keras": {"data": "data"}},
-            ["data/model/saved_model.pb"],
-            "tensorflow",
-            {"model.savedmodel/saved_model.pb": "data/model/saved_model.pb"},
-        ),
     ],
 )
 def test_flavors_of_engines(flavors: Any, paths: list[str], backend: str, staged: dict[str, str]) -> None:
@@ -136,6 +121,18 @@ def test_flavors_of_engines(flavors: Any, paths: list[str], backend: str, staged
     # Without the flavor, code is needed.
     assert "--mlflow-allow-code" in planned(PYFUNC, FILES).problem
     assert planned({**flavors, **PYFUNC}, FILES | dict.fromkeys(paths, b"x"), "python_function").problem
+
+
+@pytest.mark.parametrize(
+    ("flavors", "folder"),
+    [({"tensorflow": {"saved_model_dir": "tf"}}, "tf"), ({"keras": {"data": "data"}}, "data/model")],
+)
+def test_a_saved_model_is_a_program(flavors: Any, folder: str) -> None:
+    files = {f"{folder}/saved_model.pb": b"x", f"{folder}/variables/v": b"x"}
+    assert "backend 'tensorflow'" in planned(flavors, files).problem
+    plan = planned(flavors, files, allow_code=True)
+    assert sources(plan) == {f"model.savedmodel/{path[len(folder) + 1 :]}": path for path in files}
+    assert config_of(plan).backend == "tensorflow"
 
 
 @pytest.mark.parametrize(
@@ -205,6 +202,49 @@ def test_a_directory_in_tritons_layout_is_the_model() -> None:
             },
             "model_operations",
         ),
+        *(
+            (
+                {
+                    "1/model.onnx": b"",
+                    "config.pbtxt": f'backend: "{backend}" parameters {{ key: "{name}" value {{ '
+                    f'string_value: "/tmp/x" }} }}'.encode(),
+                },
+                f"parameter '{name}'",
+            )
+            for backend, name in (
+                *(("openvino", "CPU_EXTENSION_PATH"), ("openvino", "CONCH_OV_CPU_EXTENSION_PATH")),
+                *(
+                    ("openvino", "CACHE_DIR"),
+                    ("openvino", "CONCH_OV_CACHE_DIR"),
+                    ("openvino", "CONCH_OV_NEW"),
+                ),
+                *(("onnxruntime", "session.model_external_initializers_file_folder_path"),),
+                *(("onnxruntime", "session.collect_node_memory_stats_to_file"), ("sklearn", "tokenizer")),
+                *(("xgboost", "CONCH_ENV_LD_PRELOAD"), ("fil", "a_new_parameter")),
+            )
+        ),
+        *(
+            (
+                {
+                    "1/model.onnx": b"",
+                    "config.pbtxt": b'backend: "onnxruntime" optimization { execution_accelerators { '
+                    b'gpu_execution_accelerator { name: "%s" parameters { key: "%s" value: "1" } } } }'
+                    % (accelerator.encode(), name.encode()),
+                },
+                f"parameter '{name}' of accelerator '{accelerator}'",
+            )
+            for accelerator, name in (
+                *(
+                    ("cuda", "gpu_external_alloc"),
+                    ("cuda", "user_compute_stream"),
+                    ("openvino", "load_config"),
+                ),
+                *(("openvino", "cache_dir"), ("tensorrt", "trt_dump_subgraphs")),
+                *(("tensorrt", "trt_extra_plugin_lib_paths"), ("tensorrt", "trt_engine_cache_prefix")),
+            )
+        ),
+        ({"1/model.onnx": b"", "1/x.so.1": b""}, "'x.so.1'"),
+        ({"1/model.onnx": b"", "config.pbtxt": b'backend: "fil" runtime: "libx.so"'}, "runtime 'libx.so'"),
         (
             {
                 "1/": b"",

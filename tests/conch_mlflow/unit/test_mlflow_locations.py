@@ -96,6 +96,10 @@ def test_roots_of_artifacts(uri: str, source: str, root: str) -> None:
         ("mlflow-artifacts:/", f"models:/{ID}"),
         ("file:///srv/x", "runs:/run/m"),
         ("file:///srv/x", "models:/m-../../x"),
+        ("s3://http://elsewhere.example:9000/bucket/x", f"models:/{ID}"),
+        ("s3://elsewhere.example:9000/bucket/x", f"models:/{ID}"),
+        ("s3://https://elsewhere.example/bucket/x", f"models:/{ID}"),
+        ("s3://bucket/../x", f"models:/{ID}"),
         ("", ""),
     ],
 )

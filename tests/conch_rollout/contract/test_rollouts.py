@@ -30,6 +30,9 @@ keep = "1h"
 """
 
 
+KEY = "--http-restricted-api=model-repository:key=secret"
+
+
 def write_version(repository: Path, version: int, text: str | None = None) -> None:
     directory = repository / "m" / str(version)
     directory.mkdir(parents=True, exist_ok=True)
@@ -134,9 +137,21 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     assert (report.stable, report.refused, site.shares(20)) == (1, (2,), {1: 1.0})
 
 
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_rest_changes_no_rollouts_where_nothing_identifies_the_caller(make_site: Any, mode: str) -> None:
+    site: Site = make_site(f"--model-control-mode={mode}")
+    declared = {"rollout": {"candidate": 1, "steps": ["100% 1h"]}}
+    for answer in (site.rest("POST", body=declared), site.rest("POST", "/promote"), site.rest("DELETE")):
+        assert answer.status_code == 503
+        assert f"mode is '{mode}'" in answer.json()["error"] and "--access-policy" in answer.json()["error"]
+    assert site.rest("GET").status_code == 404
+
+
 def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path, tmp_path: Path) -> None:
     write_version(repository, 2)
-    site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2")
+    site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2", KEY)
+    assert site.rest("POST", "/promote").status_code == 403
+    site.http.headers["key"] = "secret"
     assert site.http.put("/v2/repository/models/m/labels/best", json={"version": 2}).status_code == 503
     declared = {"candidate": 2, "steps": ["20% 1h"], "sticky": ["header:x-user"], "keep": "1h"}
     assert site.rest("POST", body={"labels": {"stable": 1}, "rollout": declared}).status_code == 200

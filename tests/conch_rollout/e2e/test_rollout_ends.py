@@ -50,7 +50,8 @@ class Site:
     """A server whose model gets requests from both protocols until `end`."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._http = httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S)
+        key = {"key": "secret"}
+        self._http = httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S, headers=key)
         self._server = server
         self._over = Event()
         self.answers: Counter[str] = Counter()
@@ -119,7 +120,10 @@ def repository(tmp_path: Path) -> Path:
 
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=m")
-POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
+POLL = (
+    *("--model-control-mode=poll", "--repository-poll-secs=0.2"),
+    "--http-restricted-api=model-repository:key=secret",
+)
 
 
 @contextmanager

@@ -254,8 +254,8 @@ class GrpcOptions:
         "--allow-model-upload",
         BOOL,
         False,
-        "accept loads that bring a model's files, and so code, from all clients; else only from clients on "
-        "this machine, with a client certificate or with the key of a restricted API",
+        "accept loads that bring a model's files, and so code, from all clients; else only from clients with "
+        "a key of the access policy or of a restricted API, with a client certificate, or over a Unix socket",
         group="model control",
     )
 
@@ -279,6 +279,10 @@ class GrpcOptions:
     def mutual(self) -> bool:
         """True if clients must have a certificate."""
         return self.tls is not None and self.tls.client_root is not None
+
+    def identifies(self, category: str) -> bool:
+        """True if callers of a category have a client certificate or the category's key."""
+        return self.mutual or category in self.restrictions
 
     @property
     def target(self) -> str:

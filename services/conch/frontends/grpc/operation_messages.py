@@ -11,7 +11,6 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration, VersionStatistics
 from conch.core.tensor import Buffer
 from conch.door import operation_handlers as plain
-from conch.frontends.access_policy import is_local_peer
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
 from conch.memory.region import CudaRegion
@@ -172,7 +171,7 @@ class LoadReader:
         Raises:
             ConchError: One is unknown or of the wrong type; the texts are Triton's.
         """
-        may_upload = self._guard.may_upload(is_local_peer(call.client), (key for key, _ in call.metadata))
+        may_upload = self._guard.may_upload(call.client, (key for key, _ in call.metadata))
         plain.refuse_repository_name(message.repository_name)
         parameters: dict[str, LoadParameter] = {}
         for key, value in message.parameters.items():

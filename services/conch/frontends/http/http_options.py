@@ -261,6 +261,10 @@ class HttpOptions:
         """True if clients must have a certificate (mutual TLS)."""
         return self.tls is not None and self.tls.client_root is not None
 
+    def identifies(self, category: str) -> bool:
+        """True if callers of a category have a client certificate or the category's key."""
+        return self.mutual or category in self.restrictions
+
     @property
     def target(self) -> str:
         """The address as Triton writes it."""

@@ -1,6 +1,6 @@
 // A conversation: its requests, its answers as they come, and both as a command or a program. Pure.
 
-import { quoted } from "./copy_as.js";
+import { quoted, word } from "./copy_as.js";
 import { ValueError } from "./tensors.js";
 
 const NUMBERS = { temperature: "temperature", max_tokens: "maxTokens", top_p: "topP" };
@@ -70,7 +70,7 @@ export function tokenRate(answer) {
 /** A curl command for OpenAI's route. */
 export function chatCurl(url, body) {
   const text = JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } });
-  return `curl -sN ${url}/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n  -d '${text.replace(/'/g, "'\\''")}'`;
+  return `curl -sN ${word(`${url}/v1/chat/completions`)} \\\n  -H 'Content-Type: application/json' \\\n  -d ${word(text)}`;
 }
 
 function python(value) {

@@ -19,6 +19,9 @@ export function jsonProblem(tensors) {
   return "";
 }
 
+/** A text as one word of a shell. */
+export const word = (text) => `'${text.replace(/'/g, "'\\''")}'`;
+
 /** A curl command for the REST port. */
 export function curl(url, model, version, tensors, parameters, stream) {
   const problem = jsonProblem(tensors);
@@ -30,7 +33,7 @@ export function curl(url, model, version, tensors, parameters, stream) {
   };
   const text = JSON.stringify(body, (_, value) => (typeof value === "bigint" ? `\u0001${value}\u0001` : value)).replace(/"\\u0001(-?\d+)\\u0001"/g, "$1");
   const path = `/v2/models/${encodeURIComponent(model)}${version ? `/versions/${version}` : ""}/infer`;
-  return `curl -s ${url}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${text.replace(/'/g, "'\\''")}'`;
+  return `curl -s ${word(url + path)} \\\n  -H 'Content-Type: application/json' \\\n  -d ${word(text)}`;
 }
 
 /** A Python text. */

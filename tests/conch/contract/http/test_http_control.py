@@ -45,7 +45,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
     write_model(repository, "number", NUMBER_PBTXT, {"model.py": NUMBER.replace("VALUE", "1")})
-    flags = ["--model-control-mode=explicit", "--load-model=probe"]
+    flags = ["--model-control-mode=explicit", "--load-model=probe", "--allow-model-upload"]
     with serving(repository, flags=flags) as server:
         # gRPC and gevent keep some file descriptors and threads from their first call on.
         with client_of(server) as grpc, closing(triton.InferenceServerClient(server.http_address)) as client:

@@ -37,7 +37,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 server = server_fixture(
-    flags=["--model-control-mode=explicit", "--load-model=m", f"--http-cors-origin={APP}"]
+    flags=[
+        *("--model-control-mode=explicit", "--load-model=m", "--allow-model-upload"),
+        f"--http-cors-origin={APP}",
+    ]
 )
 """A developer's server, in mode explicit, which lets pages of one origin run models."""
 

@@ -24,8 +24,13 @@ EXPLICIT = "--model-control-mode=explicit"
     [
         (
             (),
-            "open: inference to all clients (gRPC, HTTP); rollouts to all clients (HTTP); shared memory to "
-            "all clients (gRPC, HTTP); metrics to all clients",
+            "open: inference to all clients (gRPC, HTTP); shared memory to all clients (gRPC, HTTP); metrics "
+            "to all clients",
+        ),
+        (
+            ("--http-restricted-api=model-repository:key=secret", "--allow-client-shm=false"),
+            "open: inference to all clients (gRPC, HTTP); rollouts to clients with the key 'key' (HTTP); "
+            "metrics to all clients",
         ),
         (
             ("--model-control-mode=poll", "--allow-model-control=false", "--allow-client-shm=false"),
@@ -33,8 +38,14 @@ EXPLICIT = "--model-control-mode=explicit"
         ),
         (
             (EXPLICIT, "--allow-client-shm=false"),
-            "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC, HTTP); with "
-            "files to this machine (gRPC, HTTP); metrics to all clients",
+            "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC, HTTP); "
+            "metrics to all clients",
+        ),
+        (
+            # Behind an address of the loopback interface there may be a proxy; a socket has permissions.
+            (EXPLICIT, "--allow-client-shm=false", *HERE),
+            "open: inference to this machine (gRPC, HTTP); loading models to this machine (gRPC, HTTP); with "
+            "files to this machine (gRPC); metrics to this machine",
         ),
         (
             (EXPLICIT, "--allow-model-upload", "--allow-client-shm=false", "--allow-metrics=false"),
@@ -55,8 +66,8 @@ EXPLICIT = "--model-control-mode=explicit"
         (
             (EXPLICIT, "--http-restricted-api=model-repository:key=secret", "--allow-client-shm=false"),
             "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC) and clients "
-            "with the key 'key' (HTTP); with files to this machine (gRPC) and clients with the key 'key' "
-            "(HTTP); metrics to all clients",
+            "with the key 'key' (HTTP); with files to clients with the key 'key' (HTTP); metrics to all "
+            "clients",
         ),
         (
             ("--allow-grpc=false", "--allow-http=false", "--allow-metrics=false"),

@@ -263,6 +263,43 @@ def test_undefined_symbols_of_a_library_that_defines_none(libraries: Libraries) 
     assert "puts" in {symbol.name for symbol in found.undefined}
 
 
+def made_of(names: list[int], strings: bytes, needed: int = 0, dynamics: int = 1) -> bytes:
+    """A library with symbols at these places of its string table."""
+    heads = 64 + 56 * (1 + dynamics)
+    tags = 16 * (needed + 6)
+    symbols = heads + tags + 8
+    table = symbols + 24 * len(names)
+    whole = table + len(strings)
+    entries = [(1, 0)] * needed + [(4, heads + tags), (5, table), (6, symbols), (10, len(strings)), (11, 24)]
+    return b"".join(
+        (
+            b"\x7fELF\x02\x01\x01".ljust(16, b"\0"),
+            struct.pack("<HHIQQQIHHHHHH", 3, X86_64, 1, 0, 64, 0, 0, 64, 56, 1 + dynamics, 0, 0, 0),
+            struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, whole, whole, 4096),
+            struct.pack("<IIQQQQQQ", 2, 4, heads, heads, heads, tags, tags, 8) * dynamics,
+            b"".join(struct.pack("<qQ", *each) for each in (*entries, (0, 0))),
+            struct.pack("<II", 1, len(names)),
+            b"".join(struct.pack("<IBBHQQ", name, 1 << 4, 0, 1, 0, 0) for name in names),
+            strings,
+        )
+    )
+
+
+def test_what_is_kept_of_a_file_does_not_grow_faster_than_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "made.so"
+    strings = b"\0" + b"x" * 100_000 + b"\0"
+    # Names may share their ends, as linkers have them do.
+    path.write_bytes(made_of([1, 50_000, 99_000], strings, needed=1, dynamics=500))
+    found = read_elf(path)
+    assert [len(name) for name in found.defined] == [100_000, 50_001, 1001] and found.needed == ("",)
+    path.write_bytes(made_of([*range(1, 100)], strings))
+    with pytest.raises(ElfError, match="its names are longer in sum than twice its string table"):
+        read_elf(path)
+    path.write_bytes(made_of([], strings, needed=5000))
+    with pytest.raises(ElfError, match="it has 5000 entries NEEDED"):
+        read_elf(path)
+
+
 @pytest.mark.process
 def test_damaged_files_have_errors_of_the_reader_only(tmp_path: Path) -> None:
     path = newer_version_of_a_library(make_libraries(tmp_path / "built"))

@@ -40,7 +40,6 @@ from conch.door.operation_handlers import (
     UnloadRequest,
     refuse_repository_name,
 )
-from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
@@ -176,8 +175,8 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
         return json.ready_only(await body_of(exchange))
 
     async def load_model(exchange: HttpExchange, path: Path) -> LoadRequest:
-        local = is_loopback(exchange.client.rpartition(":")[0])
-        may_upload = guard.may_upload(local, (name.decode("latin-1") for name in exchange.fields))
+        names = (name.decode("latin-1") for name in exchange.fields)
+        may_upload = guard.may_upload(exchange.client, names)
         body = await read_body(exchange, most_bytes)
         parameters = await parsed(exchange, pools, _load_parameters, body) if body else {}
         return LoadRequest(path["model"], parameters, may_upload)
