@@ -121,6 +121,9 @@ class Wire:
     def shut_down(self) -> None:
         pass
 
+    def say_goodbye(self) -> None:
+        pass
+
     def close(self) -> None:
         self.open = False
 
