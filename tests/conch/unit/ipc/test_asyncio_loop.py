@@ -60,7 +60,7 @@ def test_tasks_locks_timeouts_and_threads_work(run: Run) -> None:
     assert run(work()) == [0, 1, 2, True, True]
 
 
-def test_between_callbacks_its_thread_has_no_running_loop(loop: AsyncioLoop) -> None:
+def test_between_callbacks_its_thread_has_no_running_loop(loop: AsyncioLoop, run: Run) -> None:
     """As a model runs there, whose code may have a loop of its own."""
     seen: list[object] = []
     done = threading.Event()
@@ -69,9 +69,12 @@ def test_between_callbacks_its_thread_has_no_running_loop(loop: AsyncioLoop) -> 
         return 7
 
     def model() -> None:
-        seen.append(asyncio.run(answer()))
-        done.set()
+        try:
+            seen.append(asyncio.run(answer()))
+        finally:
+            done.set()
 
+    run(asyncio.sleep(0))
     loop.io.call_soon(model)
     assert done.wait(WAIT_S)
     assert seen == [7]
