@@ -43,19 +43,20 @@ def read_body(body: Buffer) -> tuple[bytes, Any]:
     Raises:
         RequestError: It is no JSON, or has too many values.
     """
-    whole = bytes(body)
-    if len(whole) <= _FAST_BYTES:
+    if len(body) <= _FAST_BYTES:
+        whole = bytes(body)
         return whole, quick_json(whole)
-    _check_text(whole)
+    _check_text(body)
     try:
-        found = scan(whole, standard=True, most_values=MOST_VALUES)
+        found = scan(body, standard=True, most_values=MOST_VALUES)
     except JsonSyntaxError as error:
         raise _malformed(error.message.rpartition("buffer: ")[2]) from None
     except JsonDepthError:
         raise _malformed("it is nested too deep") from None
     except (JsonMembersError, JsonValuesError) as error:
         raise RequestError(f"The body is too complex: {error.message}") from None
-    return whole, _unpacked(found)
+    # Last, since a copy holds the GIL: a body that is refused is not copied.
+    return bytes(body), _unpacked(found)
 
 
 def quick_json(body: bytes) -> Any:
@@ -70,12 +71,12 @@ def _malformed(reason: str) -> RequestError:
     return RequestError(f"The body is not valid JSON: {reason}", None, "json_invalid")
 
 
-def _check_text(body: bytes) -> None:
+def _check_text(body: Buffer) -> None:
     """Raises RequestError: it is not UTF-8, or has a NUL, which ends a text for the scanner."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(body), _STEP):
-            piece = body[start : start + _STEP]
+            piece = bytes(body[start : start + _STEP])
             decoder.decode(piece)
             if b"\0" in piece:
                 raise _malformed(f"a NUL at {start + piece.index(0)}")
