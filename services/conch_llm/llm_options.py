@@ -122,6 +122,12 @@ class LlmSettings(AddOnSettings):
         "maximum tokens of an answer if the request has none; without it 16 for completions, and what the "
         "model allows for chats",
     )
+    most_answers: int = option(
+        "--openai-max-answers",
+        POSITIVE,
+        128,
+        "maximum answers of one completion: its prompts times its choices, n",
+    )
     tokenizer: Path | None = option(
         "--openai-tokenizer",
         DIRECTORY,
@@ -224,6 +230,7 @@ class LlmSettings(AddOnSettings):
         return OpenAiSettings(
             keys=keys,
             restrictions=self.restrictions,
+            most_answers=self.most_answers,
             default_max_tokens=self.default_max_tokens,
             lora_separator=self.lora_separator,
             texts=TextDefaults(self.tokenizer, self.chat_template, self.tool_parser),

@@ -32,6 +32,7 @@ class OpenAiSettings:
     Attributes:
         keys: API keys; empty for none.
         restrictions: Categories of routes that need a key of their own, besides those of the port.
+        most_answers: Most prompts of a completion, times its choices.
         default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
         lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
         texts: Defaults of models that get prompts.
@@ -39,6 +40,7 @@ class OpenAiSettings:
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     restrictions: Restrictions = field(default_factory=dict)
+    most_answers: int = 128
     default_max_tokens: int | None = None
     lora_separator: str = ""
     texts: TextDefaults = field(default_factory=TextDefaults)

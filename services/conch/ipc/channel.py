@@ -116,6 +116,7 @@ class Kind(IntEnum):
     DRAIN = 39  # C: all connections are to end
     BLOCK = 40  # S, C: a block of a third process, as new block of the message
     HTTP = 41  # B: records of HTTP exchanges, see `conch.fronts.http_messages`
+    ALIVE = 43  # S, of a check: does the loop of the model go on? W: the reply
     ADMIT = 42  # F, of a call: its head has come; may it go on?
 
 

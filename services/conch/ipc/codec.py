@@ -54,7 +54,7 @@ from conch.core.tensor import Buffer
 from conch.ipc.channel import MOST_FACTS, Text, WireError
 from conch.ipc.tensors import ReceivedMessage
 
-VERSION = 6
+VERSION = 7
 
 _HELLO = struct.Struct("<4sHI")
 _HELLO_MAGIC = b"conc"

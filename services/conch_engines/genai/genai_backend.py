@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.api.pb_model_config import auto_complete
-from conch.backends.python.python_settings import PARAMETERS
+from conch.backends.python.python_settings import OWN_HANG, PARAMETERS
 from conch.core.backend import BackendModel
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
 
 _ENGINE = "openvino_genai"
+_HANG_S = "60"
 _LONGEST = "max_model_len"
 _MODULES = {GENERATE: genai_model, EMBED: embedding_model, SCORE: rerank_model}
 
@@ -110,4 +111,5 @@ class GenAiBackend(PythonBasedBackend):
 
     def _with_file(self, spec: ModelSpec) -> ModelSpec:
         task = find_task(spec.version_directory, spec.name, spec.parameters)
-        return replace(spec, model_file=str(_MODULES[task].__file__))
+        options = {OWN_HANG: _HANG_S, **spec.backend_options}
+        return replace(spec, model_file=str(_MODULES[task].__file__), backend_options=options)

@@ -6,7 +6,6 @@ would fail. So a random model of 240 KB takes each grammar first.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,23 +14,43 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.genai_library import genai, openvino
+from conch_engines.genai.grammar_limits import check_limits
 from conch_engines.genai.random_model import write_random_model
 from conch_engines.genai.sampling import Grammar
 
-_REMEMBERED = 256
+_REMEMBERED = 1 << 20  # characters of grammars
 _SHOWN = 300
 
 
 class GrammarCheck:
-    """Checks grammars; remembers those that were fine."""
+    """Checks grammars; remembers the last that were fine.
+
+    The pipeline keeps all that it has compiled, so it is opened again when it has had as many characters as
+    are remembered.
+    """
 
     def __init__(self) -> None:
         self._pipeline: Any = None
-        self._check = lru_cache(_REMEMBERED)(self._run)
+        self._compiled = 0
+        self._fine: dict[Grammar, None] = {}
+        self._size = 0
 
     def check(self, grammar: Grammar) -> None:
-        """Checks a grammar. Raises InvalidArgumentError: it is malformed."""
-        self._check(grammar)
+        """Checks a grammar. Raises InvalidArgumentError: it is malformed, or over a limit."""
+        if grammar in self._fine:
+            self._fine[grammar] = self._fine.pop(grammar)
+            return
+        check_limits(grammar)
+        if self._compiled > _REMEMBERED:
+            self._pipeline, self._compiled = None, 0
+        self._compiled += len(grammar.text)
+        self._run(grammar)
+        self._fine[grammar] = None
+        self._size += len(grammar.text)
+        while self._size > _REMEMBERED:
+            oldest = next(iter(self._fine))
+            del self._fine[oldest]
+            self._size -= len(oldest.text)
 
     def _run(self, grammar: Grammar) -> None:
         if self._pipeline is None:

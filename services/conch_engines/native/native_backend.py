@@ -47,7 +47,12 @@ class NativeBackend(Backend):
     resizes = False
     takes_host_policies = True
     parameters: ClassVar[tuple[str, ...]] = (
-        *("CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB", "CONCH_PROCESS_LIMIT"),
+        *(
+            "CONCH_MAX_EXECUTION_SECONDS",
+            "CONCH_MEMORY_LIMIT_MB",
+            "CONCH_PROCESS_LIMIT",
+            "CONCH_HANG_SECONDS",
+        ),
         *(
             "CONCH_START_TIMEOUT_SECONDS",
             "CONCH_UNLOAD_GRACE_SECONDS",

@@ -55,7 +55,7 @@ class GenerationCall:
     route: str
     fields: Mapping[str, Any]
     body: bytes
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | Sequence[int]]
     choices: int
     max_tokens: int | None
     request_id: str
@@ -128,7 +128,7 @@ class EmbeddingCall:
 
     fields: Mapping[str, Any]
     body: bytes
-    inputs: Sequence[str | list[int]]
+    inputs: Sequence[str | Sequence[int]]
     dimensions: int | None
     request_id: str
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -39,7 +41,7 @@ from conch_llm.calls.generation import (
     TokenCounter,
 )
 from conch_llm.calls.text_answer import AnswerForm, TextAnswer, text_mode
-from conch_llm.calls.text_request import logprobs_wanted, text_request
+from conch_llm.calls.text_request import coded_prompt, logprobs_wanted, text_request
 from conch_llm.calls.vectors import embedding_request, pooled, vector_of
 from conch_llm.capability import Capability, capability
 from conch_llm.contract import (
@@ -55,16 +57,25 @@ from conch_llm.contract import (
 from conch_llm.deltas import Delta, decode_deltas
 
 _MOST_BYTES = 1 << 20  # queued for one call before its models wait
-_AT_ONCE = 32  # requests submitted before the event loop goes on
+_AT_ONCE = 32
+"""Requests of one call that a model has at a time: another client's waits for no more of them."""
+_BETWEEN = 8  # requests made before the event loop goes on, in about a millisecond
+_SHORT = 1024  # characters or tokens of an input that is encoded at once
+_LONG_BYTES = 1 << 16  # of a body whose texts are encoded on another thread
 
 T = TypeVar("T")
 Reader = Callable[[InferenceResponse | None, bool], T | None]
 """Makes of a response, and whether it is the last one, what is queued; on a thread of the model."""
 Counters = Callable[[Servable], TokenCounter | None]
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def _no_counter(model: Servable) -> TokenCounter | None:
     return None
+
+
+async def _run_here(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 class ModelCalls:
@@ -75,18 +86,25 @@ class ModelCalls:
         admission: Admission of the front end.
         clock: Monotonic time in nanoseconds.
         counters: Gives the tokenizer of a model; None for a model without one.
+        run: Runs long work on another thread.
     """
 
     def __init__(
-        self, door: Door, admission: Admission, clock: Clock, counters: Counters = _no_counter
+        self,
+        door: Door,
+        admission: Admission,
+        clock: Clock,
+        counters: Counters = _no_counter,
+        run: Run = _run_here,
     ) -> None:
         self._door = door
         self._admission = admission
         self._clock = clock
         self._counters = counters
+        self._run = run
         self._mailbox: Mailbox | None = None  # of the event loop, on which the first call is made
 
-    def generate(self, model: Servable, call: GenerationCall, exchange: Caller) -> Generation:
+    async def generate(self, model: Servable, call: GenerationCall, exchange: Caller) -> Generation:
         """Begins the answer to a chat or a completion.
 
         Raises:
@@ -96,7 +114,7 @@ class ModelCalls:
         sent: _Sent[list[Delta]] = self._sent(model, exchange, call.request_id, len(call.body))
         try:
             if call.prompts:
-                self._send_prompts(sent, can, call)
+                await self._send_prompts(sent, can, call)
             else:
                 inputs = _body_inputs(model, call.body)
                 sent.send(inputs, _read_deltas(model), {ROUTE: call.route}, facts=self._facts_of(model, call))
@@ -149,18 +167,21 @@ class ModelCalls:
         vectors: dict[int, tuple[Any, int | None]] = {}
         try:
             counter = self._counters(model)
+            run = self._run if len(call.body) > _LONG_BYTES else _run_here
             for index, given in enumerate(call.inputs):
-                inputs = embedding_request(model.spec, call, given, counter)
+                make = partial(embedding_request, model.spec, call, given, counter)
+                inputs = make() if len(given) <= _SHORT else await self._run(make)
                 facts = AnswerFacts[object](EMBEDDINGS, model.spec.name, {}, self._clock)
                 sent.send(inputs, _indexed(index, vector_of(model.spec)), {}, facts=facts)
-                if index % _AT_ONCE == _AT_ONCE - 1:
+                if index % _BETWEEN == _BETWEEN - 1:
                     await asyncio.sleep(0)
             while (taken := await sent.take()) is not None:
                 vectors.update(taken)
         except BaseException as error:  # raised again
             sent.refuse(error)
             raise
-        return pooled(model.spec, call, [vectors.get(index) for index in range(len(call.inputs))], counter)
+        rows = [vectors.get(index) for index in range(len(call.inputs))]
+        return cast(Embeddings, await run(partial(pooled, model.spec, call, rows, counter)))
 
     async def score(
         self,
@@ -175,7 +196,9 @@ class ModelCalls:
         Raises:
             ConchError: The model refuses the request, or has failed.
         """
-        body = orjson.dumps({"query": query, "documents": list(documents)})
+        size = len(query) + sum(map(len, documents))
+        run = self._run if size > _LONG_BYTES else _run_here
+        body = await run(partial(orjson.dumps, {"query": query, "documents": list(documents)}))
         found = await self._answered(model, SCORE, body, request_id, exchange, "scores")
         if len(found["scores"]) != len(documents):
             raise InternalError(
@@ -202,13 +225,17 @@ class ModelCalls:
             raise InternalError(f"model '{model.spec.name}' answers {route} without a list '{member}'")
         return found
 
-    def _send_prompts(self, sent: _Sent[list[Delta]], can: Capability, call: GenerationCall) -> None:
+    async def _send_prompts(self, sent: _Sent[list[Delta]], can: Capability, call: GenerationCall) -> None:
         model = sent.model
         mode = text_mode(model.spec)
         counter = self._counters(model)
+        run = self._run if len(call.body) > _LONG_BYTES else _run_here
+        coded = await run(lambda: [coded_prompt(model.spec, can.prompt, each) for each in call.prompts])
         for number, prompt in enumerate(call.prompts):
             for choice in range(call.choices):
-                made = text_request(model.spec, can.prompt, call, prompt, choice)
+                if (number * call.choices + choice) % _BETWEEN == _BETWEEN - 1:
+                    await asyncio.sleep(0)
+                made = text_request(model.spec, can.prompt, call, coded[number], choice)
                 text = prompt if isinstance(prompt, str) else ""
                 form = AnswerForm(
                     output=can.output,
@@ -272,6 +299,7 @@ class _Sent(Generic[T]):
         self._requests: list[InferenceRequest] = []
         self._refused: InferenceRequest | None = None
         self._open = 0
+        self._later: deque[tuple[InferenceRequest, int]] = deque()
         self._failure: ConchError | None = None
 
     def send(
@@ -282,7 +310,7 @@ class _Sent(Generic[T]):
         priority: int = 0,
         facts: AnswerFacts[T] | None = None,
     ) -> None:
-        """Submits one request. Raises ConchError: it is refused."""
+        """Submits one request, or keeps it until others have ended. Raises ConchError: it is refused."""
         if priority < 0:
             raise FieldError("`priority` must be at least 0: 1 is the highest, 0 the default", "priority")
         respond = _Responder(self._queue, read, facts)
@@ -298,7 +326,13 @@ class _Sent(Generic[T]):
         request.priority = priority
         request.reader = self._queue
         request.context = self._exchange
-        size = 0 if self._requests else self._size
+        size = 0 if self._requests or self._later else self._size
+        if self._open < _AT_ONCE:
+            self._submit(request, size)
+        else:
+            self._later.append((request, size))
+
+    def _submit(self, request: InferenceRequest, size: int) -> None:
         self._refused = request
         routed = self._admission.resolve_name(self.model.spec.identifier, "") is None
         self._admission.admit(request, False, None if routed else self.model, self._exchange, size)
@@ -335,10 +369,16 @@ class _Sent(Generic[T]):
                 if item.content:
                     found.append(item.content)
                 self._open -= item.final
+            try:
+                while self._later and self._open < _AT_ONCE and self._failure is None:
+                    self._submit(*self._later.popleft())
+            except ConchError as error:
+                self._failure = error
         return found
 
     def close(self) -> None:
         """Cancels what still runs."""
+        self._later.clear()
         self._queue.close()
         for request in self._requests:
             if not request.completed:

@@ -23,6 +23,7 @@ from conch_llm.calls.generation import FieldError, GenerationCall
 from conch_llm.contract import CHAT
 
 SAMPLING = "sampling_parameters"
+_INT32 = 2**31 - 1  # the largest token id
 LOGPROBS = "logprobs"
 _IMAGE = "image"
 _RETURNS = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
@@ -75,13 +76,13 @@ class TextRequest:
     parameters: dict[str, Parameter] = field(default_factory=dict)
 
 
-def tensor_of(spec: ModelSpec, rule: TensorSpec, values: Sequence[Any], param: str) -> Tensor:
+def tensor_of(spec: ModelSpec, rule: TensorSpec, values: Any, param: str) -> Tensor:
     """Values as a tensor of an input, of one row if the model batches.
 
     Args:
         spec: The model.
         rule: The input.
-        values: The values.
+        values: The values: a sequence, or an array of token ids.
         param: Name of the request's field, for errors.
 
     Raises:
@@ -104,9 +105,9 @@ def tensor_of(spec: ModelSpec, rule: TensorSpec, values: Sequence[Any], param: s
         if rule.datatype == "BF16":
             return Tensor(rule.name, "BF16", shape, brain_floats(np.array(values, np.float32)))
         dtype = NUMPY_DTYPES[rule.datatype]
-        if dtype.kind in "iu":
+        if dtype.kind in "iu" and not (isinstance(values, np.ndarray) and _holds_ids(dtype)):
             values = [_whole(value) for value in values]
-        array = np.array(values, dtype)
+        array = np.asarray(values, dtype)
     except (ValueError, TypeError, OverflowError):
         raise FieldError(
             f"`{param}` does not fit input '{rule.name}' of model '{spec.name}', which is {rule.datatype}",
@@ -122,11 +123,13 @@ def _whole(value: Any) -> int:
 
 
 def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     return value.encode() if isinstance(value, str) else json.dumps(value).encode()
 
 
 def text_request(
-    spec: ModelSpec, prompt_input: str, call: GenerationCall, prompt: str | list[int], choice: int
+    spec: ModelSpec, prompt_input: str, call: GenerationCall, prompt: str | bytes | Sequence[int], choice: int
 ) -> TextRequest:
     """The request for one choice of one prompt.
 
@@ -134,7 +137,7 @@ def text_request(
         spec: The model.
         prompt_input: The input for the prompt.
         call: The chat or completion.
-        prompt: The prompt.
+        prompt: The prompt; a text also in UTF-8, which all choices share.
         choice: Index of the choice among those of the prompt.
 
     Raises:
@@ -156,6 +159,22 @@ def text_request(
                 rule.name,
             )
     return mapper.made
+
+
+def coded_prompt(spec: ModelSpec, prompt_input: str, prompt: Any) -> Any:
+    """A prompt whose memory all its choices share: a text in UTF-8, or an array of the input's numbers."""
+    if isinstance(prompt, str):
+        return prompt.encode()
+    (rule,) = [each for each in spec.inputs if each.name == prompt_input]
+    dtype = NUMPY_DTYPES.get(rule.datatype)
+    if isinstance(prompt, np.ndarray) and dtype is not None and _holds_ids(np.dtype(dtype)):
+        prompt = prompt.astype(dtype)
+        prompt.flags.writeable = False
+    return prompt
+
+
+def _holds_ids(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "iu" and np.iinfo(dtype).max >= _INT32
 
 
 def logprobs_wanted(call: GenerationCall) -> int | None:
@@ -190,11 +209,11 @@ class _Mapper:
             )
         self._guide = _structured(fields)
 
-    def prompt(self, name: str, prompt: str | list[int]) -> None:
+    def prompt(self, name: str, prompt: str | bytes | Sequence[int]) -> None:
         rule = self.rules[name]
-        if rule.datatype == "BYTES" and not isinstance(prompt, str):
+        if rule.datatype == "BYTES" and not isinstance(prompt, str | bytes):
             raise FieldError(f"`prompt` must be text: model '{self._spec.name}' takes no token ids", "prompt")
-        self._set(rule, [prompt] if isinstance(prompt, str) else prompt, "prompt")
+        self._set(rule, [prompt] if isinstance(prompt, str | bytes) else prompt, "prompt")
 
     def as_json(self, choice: int) -> None:
         fields = self._call.fields

@@ -27,7 +27,7 @@ Vector = tuple[Any, int | None]
 
 
 def embedding_request(
-    spec: ModelSpec, call: EmbeddingCall, given: str | list[int], counter: TokenCounter | None
+    spec: ModelSpec, call: EmbeddingCall, given: str | Sequence[int], counter: TokenCounter | None
 ) -> dict[str, Tensor]:
     """The tensors for one input.
 
@@ -61,10 +61,10 @@ def embedding_request(
 
 
 def _whole_request(
-    spec: ModelSpec, rules: dict[str, TensorSpec], call: EmbeddingCall, given: str | list[int]
+    spec: ModelSpec, rules: dict[str, TensorSpec], call: EmbeddingCall, given: str | Sequence[int]
 ) -> dict[str, Tensor]:
     """The form of vLLM."""
-    asked: dict[str, Any] = {"input": given}
+    asked: dict[str, Any] = {"input": given if isinstance(given, str) else [int(each) for each in given]}
     if call.dimensions is not None:
         asked["pooling_params"] = {"dimensions": [call.dimensions]}
     inputs = {EMBEDDING_REQUEST: tensor_of(spec, rules[EMBEDDING_REQUEST], [json.dumps(asked)], "input")}

@@ -38,6 +38,7 @@ from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import RequestError, error_object
 from conch_llm.frontend.request_fields import chat_fields, completion_fields
 from conch_llm.frontend.text_models import TextModels
+from conch_llm.openai_settings import OpenAiSettings
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +67,23 @@ class GenerationRoutes:
         calls: Calls models.
         texts: Prompts and parsers of models that get prompts.
         streams: Watches event streams for silence.
-        default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
+        settings: Settings by flags.
     """
 
     def __init__(
-        self, calls: ModelCalls, texts: TextModels, streams: OpenStreams, default_max_tokens: int | None
+        self, calls: ModelCalls, texts: TextModels, streams: OpenStreams, settings: OpenAiSettings
     ) -> None:
         self._calls = calls
         self._texts = texts
-        self._default_max_tokens = default_max_tokens
+        self._default_max_tokens = settings.default_max_tokens
+        self._most_answers = settings.most_answers
         self._streams = streams
 
     async def chat(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a chat."""
-        fields = chat_fields(body)
+        fields = await call.run_long(chat_fields, body)
         text = not model.capability.takes_body(CHAT)
-        prompts: list[str | list[int]] = []
+        prompts: list[str | Sequence[int]] = []
         if text:
             self._check_takes(model, CHAT)
             fields = self._texts.checked_chat(model.servable, fields)
@@ -92,7 +94,7 @@ class GenerationRoutes:
 
     async def completion(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a completion."""
-        fields = completion_fields(body)
+        fields = await call.run_long(completion_fields, body, self._most_answers)
         text = not model.capability.takes_body(COMPLETIONS)
         if text:
             self._check_takes(model, COMPLETIONS)
@@ -112,7 +114,7 @@ class GenerationRoutes:
         model: NamedModel,
         kind: AnswerKind,
         fields: Mapping[str, Any],
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[str | Sequence[int]],
         max_tokens: int | None,
         named_tool: bool = False,
     ) -> _Work:
@@ -161,7 +163,7 @@ class GenerationRoutes:
             return EchoedPrompts(work.call)
         if work.text:
             await self._texts.tokenizer(model.servable)  # counts tokens where the model does not
-        generation = self._calls.generate(model.servable, work.call, call.exchange)
+        generation = await self._calls.generate(model.servable, work.call, call.exchange)
         return self._texts.read(model.servable, work.call, generation) if work.text else generation
 
     async def _stream(

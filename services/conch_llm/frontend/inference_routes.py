@@ -66,9 +66,9 @@ class InferenceRoutes:
         self._door = door
         self._admission = admission
         texts = TextModels(door.models, pools, settings.texts)
-        self._calls = ModelCalls(door, admission, clock, texts.counter)
+        self._calls = ModelCalls(door, admission, clock, texts.counter, texts.run)
         self._streams = OpenStreams()
-        generation = GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens)
+        generation = GenerationRoutes(self._calls, texts, self._streams, settings)
         vectors = VectorRoutes(self._calls, texts)
         tokens = TokenRoutes(texts)
         self._works: Mapping[str, ModelWork | None] = {

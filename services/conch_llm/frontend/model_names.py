@@ -21,9 +21,11 @@ from conch.door.door import ServedModels
 from conch_llm.capability import Capability, capability
 from conch_llm.contract import ADAPTERS, CHAT, COMPLETIONS, EMBEDDINGS, SCORE, SERVED_NAMES
 from conch_llm.frontend.openai_errors import UnknownModelError
+from conch_llm.frontend.request_fields import MOST_NAME_BYTES
 
 _UNLOADED = "unloaded"
 _MOST_CLOSE = 3
+_MOST_COMPARED = 64  # names, and characters of the one that is sought: the comparison takes a millisecond
 _CAPABILITIES = {CHAT: "chat", COMPLETIONS: "completion", EMBEDDINGS: "embedding", SCORE: "score"}
 
 
@@ -102,10 +104,16 @@ class ModelNames:
         found = self._index().get(name)
         if found is not None:
             return found
+        if len(name) > MOST_NAME_BYTES:
+            raise UnknownModelError(
+                f"There is no model with a name of more than {MOST_NAME_BYTES} characters"
+            )
         self._check_state(name)
         if self._models.loads_on_demand(name):
             return None
-        known = [each for each, model in self._names.items() if visible(model.own_name)]
+        known = []
+        if len(name) <= _MOST_COMPARED and len(self._names) <= _MOST_COMPARED:
+            known = [each for each, model in self._names.items() if visible(model.own_name)]
         close = get_close_matches(name, known, _MOST_CLOSE)
         hint = f"; did you mean {' or '.join(f'`{each}`' for each in close)}?" if close else ""
         raise UnknownModelError(f"The model `{name}` does not exist{hint}")

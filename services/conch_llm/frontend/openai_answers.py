@@ -13,8 +13,10 @@ from typing import Any
 
 import orjson
 
+from conch.frontends.yield_gil import yield_gil
 from conch_llm.deltas import Delta
 
+_STEP_BYTES = 1 << 18  # encoded before other threads run
 DONE = b"data: [DONE]\n\n"
 
 
@@ -119,6 +121,20 @@ def encoded(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encoded_around(head: dict[str, Any], name: str, rows: Iterable[Any]) -> bytes:
+    """JSON of an object with a long list as its last member, encoded row by row so that other threads run."""
+    parts = [encoded(head)[:-1] + b"," + encoded(name) + b":["]
+    size = 0
+    for index, row in enumerate(rows):
+        part = encoded(row)
+        parts.append(b"," + part if index else part)
+        size += len(part)
+        if size > _STEP_BYTES:
+            size = 0
+            yield_gil()
+    return b"".join((*parts, b"]}"))
 
 
 def is_plain(delta: Delta) -> bool:

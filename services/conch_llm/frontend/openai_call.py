@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Mapping
-from typing import Any
-
-import orjson
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.frontends.http.flow_control import MOST_CHUNKS, Body, TooManyChunksError
 from conch.frontends.http.http_exchange import ClientDisconnectError, Headers, HttpExchange
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.json_body import JSON, parsed
+from conch_llm.frontend.large_bodies import QUICK_BYTES, quick_json, read_body
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.openai_answers import encoded
 from conch_llm.frontend.openai_errors import RequestError, TooLargeError, openai_error
 
 log = logging.getLogger(__name__)
 
-_QUICK_BYTES = 256 << 10  # parsed on the event loop, in less than a millisecond
+T = TypeVar("T")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -88,18 +87,27 @@ class OpenAiCall:
             if exchange.chunks > MOST_CHUNKS:
                 raise TooManyChunksError
             raise self._too_large(exchange.size)
-        self.body = bytes(exchange.take_body())
-        try:
-            if len(self.body) <= _QUICK_BYTES:
-                found = orjson.loads(self.body)
-            else:
-                found = await parsed(exchange, self._pools, orjson.loads, self.body)
-        except orjson.JSONDecodeError as error:
-            raise RequestError(f"The body is not valid JSON: {error}", None, "json_invalid") from None
+        given = exchange.take_body()
+        found: Any
+        if len(given) <= QUICK_BYTES:
+            self.body = bytes(given)
+            found = quick_json(self.body)
+        else:
+            self.body, found = await parsed(exchange, self._pools, read_body, given)
         if not isinstance(found, dict):
             raise RequestError("The body must be a JSON object", None, "json_invalid")
         self._fields = found
         return found
+
+    async def run_long(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs work whose time grows with the body: on a thread of the pool, unless the body is short.
+
+        Raises:
+            ConchError: The work raises it, the client disconnected, or the server stops.
+        """
+        if len(self.body) <= QUICK_BYTES:
+            return work(*arguments)
+        return await parsed(self.exchange, self._pools, work, *arguments)
 
     def respond(self, status: int, headers: Headers, body: Body = b"", closes: bool = False) -> None:
         """Sends a whole response, and counts it."""
@@ -109,6 +117,19 @@ class OpenAiCall:
     def reply(self, content: Any, status: int = 200) -> None:
         """Sends a whole response of JSON."""
         self.respond(status, [JSON], encoded(content))
+
+    async def reply_with(self, make: Callable[[], bytes], size: int) -> None:
+        """Sends a whole response of JSON that `make` encodes: on a thread of the pool if it is long.
+
+        Args:
+            make: Makes the body; calls `yield_gil` regularly.
+            size: Its size, roughly.
+        """
+        if size <= QUICK_BYTES:
+            body = make()
+        else:
+            body = await parsed(self.exchange, self._pools, make)
+        self.respond(200, [JSON], body)
 
     def fail(self, error: ConchError) -> None:
         """Sends an error, unless the response has begun."""

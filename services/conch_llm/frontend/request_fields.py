@@ -2,6 +2,11 @@
 
 Unknown fields are ignored, as by OpenAI's other servers, and so are those of OpenAI that concern its own
 service (``store``, ``metadata``, ``service_tier``). A field that is null is as one that is not there.
+
+Every list and text that is worked on has a bound: docs/llm.md lists them. Long lists of token ids come as
+arrays of numbers, see `large_bodies`.
+
+Threads and locks: those of long bodies are checked on a thread of the parsing pool.
 """
 
 from __future__ import annotations
@@ -10,13 +15,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from conch.frontends.yield_gil import yield_gil
 from conch_llm.frontend.openai_errors import RequestError
 
 Check = Callable[[str, Any], Any]
 """Takes the name and the value of a field; returns the value to use, or raises RequestError."""
 
 MOST_CHOICES = 128
-_MOST_PROMPTS = 2048
+MOST_NAME_BYTES = 1024
+_MOST_INPUTS = 2048
+_MOST_STOPS = 4
+_MOST_STOP = 1024
+_MOST_MESSAGES = 4096
+_MOST_TOOLS = 128
+_MOST_WORDS = 128
+_MOST_BIASES = 1024
+_MOST_ALLOWED = 1 << 14
+_MOST_DETOKENIZED = 1 << 17
+_MOST_EMBEDDED = 1 << 22
+_MOST_OBJECT = 1 << 16
+_MOST_TOOLS_SIZE = 1 << 18
+_BETWEEN = 1024  # checked before other threads run; a short body has less
 _INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
 
@@ -33,7 +54,58 @@ def _shown(value: Any) -> str:
         return f"'{value}'" if len(value) <= 40 else "a longer text"
     if isinstance(value, int | float):
         return str(value)
-    return "a list" if isinstance(value, list) else "an object"
+    return "a list" if isinstance(value, list | np.ndarray) else "an object"
+
+
+def _size(value: Any, most: int) -> int:
+    """Characters and values of an object, about as long as its JSON; counts no further than `most`."""
+    size, left = 0, [value]
+    while left and size <= most:
+        each = left.pop()
+        if isinstance(each, str):
+            size += len(each)
+        elif isinstance(each, dict):
+            size += sum(map(len, each)) + len(each)
+            left += each.values()
+        elif isinstance(each, list):
+            size += len(each)
+            if size <= most:
+                left += each
+        size += 1
+    return size
+
+
+def _bounded(check: Check, most: int = _MOST_OBJECT) -> Check:
+    """A check of an object whose size is limited, too."""
+
+    def check_size(name: str, value: Any) -> Any:
+        if _size(value, most) > most:
+            raise RequestError(f"`{name}` must have at most {most} characters and values", name)
+        return check(name, value)
+
+    return check_size
+
+
+def _short(most: int) -> Check:
+    def check(name: str, value: Any) -> str:
+        if len(_text(name, value)) > most:
+            raise wrong(name, f"a text of at most {most} characters", value)
+        return str(value)
+
+    return check
+
+
+def _model(name: str, value: Any) -> str:
+    found = _some_text(name, value)
+    if len(found) > MOST_NAME_BYTES or len(found.encode(errors="replace")) > MOST_NAME_BYTES:
+        raise wrong(name, f"a name of at most {MOST_NAME_BYTES} bytes", value)
+    return found
+
+
+def _biases(name: str, value: Any) -> dict[str, Any]:
+    if len(_object(name, value)) > _MOST_BIASES:
+        raise wrong(name, f"an object of at most {_MOST_BIASES} tokens", value)
+    return dict(value)
 
 
 def _text(name: str, value: Any) -> str:
@@ -66,7 +138,7 @@ def _whole(least: int, most: int) -> Check:
         limits = f"a whole number of at least {least}"
 
     def check(name: str, value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, np.int64) or (isinstance(value, float) and value.is_integer()):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise wrong(name, limits, value)
@@ -89,7 +161,7 @@ def _number(least: float, most: float, above: bool = False) -> Check:
 
 def _list_of(check: Check, what: str, most: int = 4096) -> Check:
     def check_list(name: str, value: Any) -> list[Any]:
-        if not isinstance(value, list) or len(value) > most:
+        if not isinstance(value, list | np.ndarray) or len(value) > most:
             raise wrong(name, f"a list of at most {most} {what}", value)
         return [check(f"{name}[{index}]", each) for index, each in enumerate(value)]
 
@@ -98,8 +170,11 @@ def _list_of(check: Check, what: str, most: int = 4096) -> Check:
 
 def _stop(name: str, value: Any) -> list[str]:
     given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not all(isinstance(each, str) and each for each in given):
-        raise wrong(name, "a text or a list of texts, none of them empty", value)
+    if not isinstance(given, list) or len(given) > _MOST_STOPS:
+        raise wrong(name, f"a text or a list of at most {_MOST_STOPS} texts", value)
+    if not all(isinstance(each, str) and 0 < len(each) <= _MOST_STOP for each in given):
+        limits = f"none of them empty or longer than {_MOST_STOP} characters"
+        raise wrong(name, f"a text or a list of at most {_MOST_STOPS} texts, {limits}", value)
     return given
 
 
@@ -116,16 +191,30 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 def _messages(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise wrong(name, "a list with a message at least", value)
+    _check_count(name, len(value))
+    parts = 0
     for index, message in enumerate(value):
+        if index % _BETWEEN == _BETWEEN - 1:
+            yield_gil()
         at = f"{name}[{index}]"
         role = _object(at, message).get("role")
         if role not in _ROLES:
             raise wrong(f"{at}.role", f"one of {', '.join(_ROLES)}", role)
-        _content(at, message)
         calls = message.get("tool_calls")
+        parts += sum(len(each) for each in (calls, message.get("content")) if isinstance(each, list))
+        _check_count(name, parts)
+        _content(at, message)
         if calls is not None:
             _list_of(_tool_call, "tool calls")(f"{at}.tool_calls", calls)
     return value
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > _MOST_MESSAGES:
+        most = (
+            f"`{name}` must have at most {_MOST_MESSAGES} messages, and as many parts and tool calls in all"
+        )
+        raise RequestError(f"{most}, got {count}", name)
 
 
 def _content(at: str, message: Mapping[str, Any]) -> None:
@@ -181,14 +270,14 @@ def _response_format(name: str, value: Any) -> Any:
 
 def token_ids(value: Any) -> bool:
     """True if a value is a list of token ids, and not empty."""
-    return isinstance(value, list) and bool(value) and all(_is_id(each) for each in value)
+    if isinstance(value, np.ndarray):
+        return bool(value.min() >= 0 and value.max() <= _INT32)
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        return False
+    return bool(min(value) >= 0 and max(value) <= _INT32)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32
-
-
-def _prompt(name: str, value: Any) -> list[str | list[int]]:
+def _prompt(name: str, value: Any) -> list[str | Sequence[int]]:
     """One prompt or several, each a text or token ids; always a list."""
     if isinstance(value, str):
         given: list[Any] = [value]
@@ -200,14 +289,22 @@ def _prompt(name: str, value: Any) -> list[str | list[int]]:
         if isinstance(given, list):
             raise RequestError(f"{name} must be non-empty", name)
         raise wrong(name, "a text, a list of texts, token ids or a list of lists of token ids", value)
-    if len(given) > _MOST_PROMPTS:
-        raise wrong(name, f"a list of at most {_MOST_PROMPTS} prompts", value)
+    if len(given) > _MOST_INPUTS:
+        raise wrong(name, f"a list of at most {_MOST_INPUTS} prompts", value)
     for index, each in enumerate(given):
         if not isinstance(each, str) and not token_ids(each):
             raise wrong(f"{name}[{index}]", "a text or a list of token ids", each)
-        if each == "":
+        if isinstance(each, str) and not each:
             raise RequestError(f"{name} must be non-empty", name)
     return given
+
+
+def _embedded(name: str, value: Any) -> list[str | Sequence[int]]:
+    """Inputs of embeddings."""
+    found = _prompt(name, value)
+    if sum(map(len, found)) > _MOST_EMBEDDED:
+        raise wrong(name, f"texts of at most {_MOST_EMBEDDED} characters in all", value)
+    return found
 
 
 def _documents(name: str, value: Any) -> list[str]:
@@ -215,6 +312,8 @@ def _documents(name: str, value: Any) -> list[str]:
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not given:
         raise wrong(name, "a text or a list of texts", value)
+    if len(given) > _MOST_INPUTS:
+        raise wrong(name, f"a list of at most {_MOST_INPUTS} texts", value)
     texts = [each.get("text") if isinstance(each, dict) else each for each in given]
     return [_text(f"{name}[{index}]", each) for index, each in enumerate(texts)]
 
@@ -244,21 +343,21 @@ _SAMPLING: Mapping[str, Check] = {
     "min_tokens": _whole(0, _INT32),
     "ignore_eos": _switch,
     "stop_token_ids": _list_of(_whole(0, _INT32), "token ids"),
-    "logit_bias": _object,
+    "logit_bias": _biases,
     "skip_special_tokens": _switch,
     "include_stop_str_in_output": _switch,
-    "bad_words": _list_of(_text, "texts"),
-    "allowed_token_ids": _list_of(_whole(0, _INT32), "token ids", 1 << 20),
+    "bad_words": _list_of(_short(_MOST_STOP), "texts", _MOST_WORDS),
+    "allowed_token_ids": _list_of(_whole(0, _INT32), "token ids", _MOST_ALLOWED),
     "prompt_logprobs": _whole(0, 20),
     "echo": _switch,
-    "response_format": _response_format,
-    "structured_outputs": _object,
+    "response_format": _bounded(_response_format),
+    "structured_outputs": _bounded(_object),
     "priority": _whole(-_INT32, _INT32),
     "cache_salt": _text,
     "stream": _switch,
     "stream_options": _stream_options,
 }
-MODEL: Mapping[str, Check] = {"model": _some_text}
+MODEL: Mapping[str, Check] = {"model": _model}
 CHAT_FIELDS: Mapping[str, Check] = {
     **MODEL,
     "messages": _messages,
@@ -267,13 +366,13 @@ CHAT_FIELDS: Mapping[str, Check] = {
     "max_tokens": _whole(1, _INT32),
     "logprobs": _switch,
     "top_logprobs": _whole(0, 20),
-    "tools": _list_of(_tool, "tools"),
+    "tools": _bounded(_list_of(_tool, "tools", _MOST_TOOLS), _MOST_TOOLS_SIZE),
     "tool_choice": _tool_choice,
     "parallel_tool_calls": _switch,
     "reasoning_effort": _text,
     "include_reasoning": _switch,
     "chat_template": _text,
-    "chat_template_kwargs": _object,
+    "chat_template_kwargs": _bounded(_object),
     "documents": _list_of(_object, "objects"),
 }
 COMPLETION_FIELDS: Mapping[str, Check] = {
@@ -287,7 +386,7 @@ COMPLETION_FIELDS: Mapping[str, Check] = {
 }
 EMBEDDING_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "input": _prompt,
+    "input": _embedded,
     "dimensions": _whole(1, _INT32),
     "encoding_format": _one_of("float", "base64"),
     "user": _text,
@@ -302,21 +401,21 @@ RERANK_FIELDS: Mapping[str, Check] = {
 }
 TOKENIZE_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "prompt": _text,
+    "prompt": _short(_MOST_EMBEDDED),
     "add_special_tokens": _switch,
     "return_token_strs": _switch,
 }
 TOKENIZE_CHAT_FIELDS: Mapping[str, Check] = {
     **MODEL,
     "messages": _messages,
-    "tools": _list_of(_tool, "tools"),
-    "chat_template_kwargs": _object,
+    "tools": _bounded(_list_of(_tool, "tools", _MOST_TOOLS), _MOST_TOOLS_SIZE),
+    "chat_template_kwargs": _bounded(_object),
     "add_special_tokens": _switch,
     "return_token_strs": _switch,
 }
 DETOKENIZE_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "tokens": _list_of(_whole(0, _INT32), "token ids", 1 << 20),
+    "tokens": _list_of(_whole(0, _INT32), "token ids", _MOST_DETOKENIZED),
 }
 
 
@@ -349,12 +448,22 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def completion_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a completion. Raises RequestError: one is wrong, or contradicts another."""
+def completion_fields(body: Mapping[str, Any], most_answers: int = MOST_CHOICES) -> dict[str, Any]:
+    """The fields of a completion.
+
+    Raises:
+        RequestError: One is wrong, or contradicts another, or there are too many prompts and choices.
+    """
     fields = checked(body, COMPLETION_FIELDS, ("prompt",))
     _check_stream(fields)
     if fields.get("best_of", fields.get("n", 1)) != fields.get("n", 1):
         raise RequestError("`best_of` is not supported unless it is `n`", "best_of")
+    answers = len(fields["prompt"]) * fields.get("n", 1)
+    if answers > most_answers:
+        raise RequestError(
+            f"`prompt` and `n` ask for {answers} answers, and --openai-max-answers allows {most_answers}",
+            "prompt",
+        )
     if fields.get("max_tokens") == 0 and not fields.get("echo"):
         raise RequestError("`max_tokens` must be at least 1 unless `echo` is true, got 0", "max_tokens")
     return fields

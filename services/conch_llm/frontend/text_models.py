@@ -138,7 +138,7 @@ class TextModels:
         return ReadGeneration(generation, readers)
 
     def _reader(
-        self, model: Servable, call: GenerationCall, prompt: str | list[int], index: int
+        self, model: Servable, call: GenerationCall, prompt: str | Sequence[int], index: int
     ) -> AnswerReader:
         fields = call.fields
         tools: ToolCallParser | None = None

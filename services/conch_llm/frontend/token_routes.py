@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_answers import encoded_around
 from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.frontend.request_fields import (
@@ -18,6 +19,8 @@ from conch_llm.frontend.request_fields import (
     checked,
 )
 from conch_llm.frontend.text_models import TextModels
+
+_ID_BYTES, _SHOWN_BYTES = 6, 24  # of a token in an answer
 
 
 class TokenRoutes:
@@ -33,23 +36,29 @@ class TokenRoutes:
     async def tokenize(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers with the tokens of a prompt or of a chat."""
         if body.get("messages") is not None:
-            fields = checked(body, TOKENIZE_CHAT_FIELDS, ("messages",))
+            fields = await call.run_long(checked, body, TOKENIZE_CHAT_FIELDS, ("messages",))
             prompt, special = await self._texts.chat_prompt(model.servable, fields), False
         else:
-            fields = checked(body, TOKENIZE_FIELDS, ("prompt",))
+            fields = await call.run_long(checked, body, TOKENIZE_FIELDS, ("prompt",))
             prompt, special = fields["prompt"], True
         tokenizer = await self._texts.tokenizer(model.servable)
         if tokenizer is None:
             raise _no_tokenizer(model)
         special = fields.get("add_special_tokens", special)
         ids = await self._texts.run(lambda: tokenizer.encode(prompt, special))
-        shown = tokenizer.tokens(ids) if fields.get("return_token_strs") else None
+        shows = fields.get("return_token_strs")
         longest = model.entry()["max_model_len"]
-        call.reply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": shown})
+
+        def answer() -> bytes:
+            shown = tokenizer.tokens(ids) if shows else None
+            head = {"count": len(ids), "max_model_len": longest, "token_strs": shown}
+            return encoded_around(head, "tokens", ids)
+
+        await call.reply_with(answer, len(ids) * (_SHOWN_BYTES if shows else _ID_BYTES))
 
     async def detokenize(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers with the text of tokens."""
-        fields = checked(body, DETOKENIZE_FIELDS, ("tokens",))
+        fields = await call.run_long(checked, body, DETOKENIZE_FIELDS, ("tokens",))
         tokenizer = await self._texts.tokenizer(model.servable)
         if tokenizer is None:
             raise _no_tokenizer(model)

@@ -12,6 +12,7 @@ from conch_llm.calls.generation import EmbeddingCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import EMBEDDINGS, SCORE
 from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_answers import encoded_around
 from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.frontend.request_fields import (
@@ -21,6 +22,8 @@ from conch_llm.frontend.request_fields import (
     checked,
 )
 from conch_llm.frontend.text_models import TextModels
+
+_FLOAT_BYTES = 20
 
 
 class VectorRoutes:
@@ -37,7 +40,7 @@ class VectorRoutes:
 
     async def embeddings(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a request for embeddings."""
-        fields = checked(body, EMBEDDING_FIELDS, ("input",))
+        fields = await call.run_long(checked, body, EMBEDDING_FIELDS, ("input",))
         can = model.capability
         if not can.takes_body(EMBEDDINGS):
             if not can.takes_text(EMBEDDINGS):
@@ -52,17 +55,17 @@ class VectorRoutes:
         )
         found = await self._calls.embed(model.servable, asked, call.exchange)
         coded = fields.get("encoding_format") == "base64"
-        data = [
-            {"object": "embedding", "index": index, "embedding": _base64(vector) if coded else vector}
-            for index, vector in enumerate(_listed(found.vectors, coded))
-        ]
-        call.reply(
-            {"object": "list", "data": data, "model": model.name, "usage": _usage(call, found.prompt_tokens)}
+        head = {"object": "list", "model": model.name, "usage": _usage(call, found.prompt_tokens)}
+        data = (
+            {"object": "embedding", "index": index, "embedding": (_base64 if coded else _listed)(vector)}
+            for index, vector in enumerate(found.vectors)
         )
+        size = sum(map(len, found.vectors)) * _FLOAT_BYTES
+        await call.reply_with(lambda: encoded_around(head, "data", data), size)
 
     async def score(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a request for scores of texts by a query."""
-        fields = checked(body, SCORE_FIELDS, ("text_1", "text_2"))
+        fields = await call.run_long(checked, body, SCORE_FIELDS, ("text_1", "text_2"))
         _check_scores(model)
         found = await self._calls.score(
             model.servable, fields["text_1"], fields["text_2"], call.exchange, call.request_id
@@ -82,7 +85,7 @@ class VectorRoutes:
 
     async def rerank(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a request for documents in the order of their relevance."""
-        fields = checked(body, RERANK_FIELDS, ("query", "documents"))
+        fields = await call.run_long(checked, body, RERANK_FIELDS, ("query", "documents"))
         _check_scores(model)
         documents = fields["documents"]
         found = await self._calls.score(
@@ -96,14 +99,13 @@ class VectorRoutes:
             if shown:
                 result["document"] = {"text": documents[index]}
             results.append(result)
-        call.reply(
-            {
-                "id": f"rerank-{call.request_id}",
-                "model": model.name,
-                "results": results,
-                "usage": _usage(call, found.prompt_tokens),
-            }
-        )
+        head = {
+            "id": f"rerank-{call.request_id}",
+            "model": model.name,
+            "usage": _usage(call, found.prompt_tokens),
+        }
+        size = sum(map(len, documents)) if shown else 0
+        await call.reply_with(lambda: encoded_around(head, "results", results), size)
 
 
 def _check_scores(model: NamedModel) -> None:
@@ -118,9 +120,9 @@ def _usage(call: OpenAiCall, prompt_tokens: int | None) -> dict[str, int] | None
     return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 
-def _listed(vectors: Any, coded: bool) -> list[Any]:
-    """Rows as lists, or as arrays to be coded."""
-    return list(vectors) if coded else [np.asarray(each, np.float64).tolist() for each in vectors]
+def _listed(vector: Any) -> list[float]:
+    found: list[float] = np.asarray(vector, np.float64).tolist()
+    return found
 
 
 def _base64(vector: Any) -> str:

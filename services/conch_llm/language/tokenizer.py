@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FILE = "tokenizer.json"
 
+_SHORT = 1024
+
 
 class TextTokenizer:
     """A tokenizer of the package `tokenizers`; safe to call from several threads.
@@ -31,7 +33,12 @@ class TextTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _SHORT:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        # Only the method for many texts lets other threads run meanwhile.
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = found.ids
         return ids
 
     def count(self, text: str, add_special_tokens: bool = True) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conch_llm.frontend import request_fields
@@ -49,7 +50,7 @@ def test_null_and_unknown_fields_are_as_none(table: str) -> None:
         ("top_p", 1.0),
         ("seed", 2**64 - 1),
         ("n", 128),
-        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", ["a", "b", "c", "d"]),
         ("presence_penalty", -2),
         ("top_k", -1),
         ("repetition_penalty", 1.5),
@@ -96,6 +97,70 @@ def test_refuses_with_the_name_of_the_field(more: dict[str, Any], param: str, te
         chat_fields({**CHAT, **more})
     assert caught.value.param == param
     assert text in caught.value.message
+
+
+MANY = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2049}] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"model": "m" * 1025}, "a name of at most 1024 bytes, got a longer text"),
+        ({"model": "é" * 513}, "a name of at most 1024 bytes"),
+        ({"stop": ["a"] * 5}, "at most 4 texts, got a list"),
+        ({"stop": "a" * 1025}, "longer than 1024 characters"),
+        ({"bad_words": ["a"] * 129}, "at most 128 texts"),
+        ({"bad_words": ["a" * 1025]}, "at most 1024 characters"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "at most 1024 tokens"),
+        ({"stop_token_ids": [1] * 4097}, "at most 4096 token ids"),
+        ({"allowed_token_ids": np.ones(16385, np.int64)}, "at most 16384 token ids, got a list"),
+        ({"messages": [{"role": "user", "content": "hi"}] * 4097}, "at most 4096 messages"),
+        ({"messages": MANY}, "at most 4096 messages, and as many parts and tool calls in all, got 4098"),
+        ({"tools": [TOOL] * 129}, "at most 128 tools"),
+        ({"tools": [{**TOOL, "more": ["a" * 1000] * 300}]}, "at most 262144 characters and values"),
+        ({"structured_outputs": {"choice": ["a"] * 40_000}}, "at most 65536 characters and values"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a" * 70_000: 1}}}},
+            "at most 65536 characters and values",
+        ),
+        ({"chat_template_kwargs": {"a": [[]] * 40_000}}, "at most 65536 characters and values"),
+    ],
+)
+def test_what_is_worked_on_is_bounded(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat_fields({**CHAT, **more})
+    assert text in caught.value.message
+    (name,) = more
+    assert caught.value.param is not None and caught.value.param.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("EMBEDDING_FIELDS", "input", ["a"] * 2049),
+        ("EMBEDDING_FIELDS", "input", ["a" * (1 << 21)] * 3),
+        ("SCORE_FIELDS", "text_2", ["a"] * 2049),
+        ("RERANK_FIELDS", "documents", ["a"] * 2049),
+        ("TOKENIZE_FIELDS", "prompt", "a" * ((1 << 22) + 1)),
+        ("DETOKENIZE_FIELDS", "tokens", [1] * ((1 << 17) + 1)),
+    ],
+)
+def test_vectors_and_tokens_are_bounded(table: str, name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match="at most"):
+        checked({name: value}, TABLES[table])
+
+
+def test_prompts_times_choices_are_bounded() -> None:
+    assert completion_fields({**COMPLETION, "prompt": ["a"] * 64, "n": 2})["n"] == 2
+    with pytest.raises(RequestError, match="ask for 129 answers, and --openai-max-answers allows 128"):
+        completion_fields({**COMPLETION, "prompt": ["a"] * 43, "n": 3})
+
+
+def test_an_array_of_token_ids_is_a_prompt() -> None:
+    ids = np.array([1, 2], np.int64)
+    assert completion_fields({**COMPLETION, "prompt": ids})["prompt"] == [ids]
+    with pytest.raises(RequestError):
+        completion_fields({**COMPLETION, "prompt": np.array([1, -1], np.int64)})
 
 
 def test_a_completion_of_no_tokens_needs_echo() -> None:

@@ -15,6 +15,7 @@ PARAMETERS = (
     *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
     *(
         "CONCH_PROCESS_LIMIT",
+        "CONCH_HANG_SECONDS",
         "CONCH_START_TIMEOUT_SECONDS",
         "CONCH_UNLOAD_GRACE_SECONDS",
         "CONCH_STRICT_OUTPUTS",
@@ -23,6 +24,8 @@ PARAMETERS = (
     ),
 )
 """Parameters of Python models."""
+OWN_HANG = "own-hang-seconds"
+"""Option that a backend sets for models without `CONCH_HANG_SECONDS`."""
 _MOST = 2**43 - 1
 """Upper bound of whole numbers: the largest memory limit that can be set, in MiB."""
 _MOST_SECONDS = 1_000_000_000
@@ -32,6 +35,7 @@ _WORKER_ONLY = (
     ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
     ("MEMORY_LIMIT_MB", "memory-limit-mb"),
     ("PROCESS_LIMIT", "process-limit"),
+    ("HANG_SECONDS", "hang-seconds"),
     ("UNLOAD_GRACE_SECONDS", "unload-grace-seconds"),
 )
 
@@ -69,6 +73,8 @@ class Settings:
             (``CONCH_UNLOAD_GRACE_SECONDS``, ``unload-grace-seconds``); None for never.
         strict_outputs: True if outputs whose datatype or rank contradicts the config are refused
             (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``) rather than served and noted.
+        hang_s: Seconds without an answer of a worker's loop after which the worker is replaced
+            (``CONCH_HANG_SECONDS``, ``hang-seconds``); None to report it only.
     """
 
     placement: Placement = DEFAULT_PLACEMENT
@@ -79,6 +85,7 @@ class Settings:
     start_timeout_s: float | None = None
     unload_grace_s: float | None = None
     strict_outputs: bool = False
+    hang_s: float | None = None
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Settings:
@@ -102,6 +109,7 @@ class Settings:
             values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
             values.seconds("UNLOAD_GRACE_SECONDS", "unload-grace-seconds"),
             values.boolean("STRICT_OUTPUTS", "strict-outputs"),
+            values.seconds("HANG_SECONDS", "hang-seconds") or values.seconds("", OWN_HANG),
         )
 
     def check_in_process(self, spec: ModelSpec) -> None:

@@ -80,12 +80,15 @@ class WorkerConnection:
         devices: Transport of tensors on GPUs; None until the server uses one.
         concurrent: True if requests may go on when their batch is done: `execute` is a coroutine, or a
             library's.
+        asked, answered: Numbers of the last `ask_alive`, and of the last one that was answered.
         starts_requests: True if `execute` only starts requests, which are answered later.
     """
 
     readiness: Readiness | None = None
     concurrent = False
     starts_requests = False
+    asked = 0
+    answered = 0
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class WorkerConnection:
                 Kind.METRIC: json_fields(metrics.change),
                 Kind.NOTE: json_fields(self._on_note),
                 Kind.SPAN: json_fields(self._on_span),
+                Kind.ALIVE: self._on_alive,
                 Kind.READY: json_fields(self.checks.completed),
                 Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
@@ -282,6 +286,11 @@ class WorkerConnection:
         except ChannelClosedError:
             pass  # the I/O loop notices
 
+    def ask_alive(self) -> None:
+        """Asks the loop of the model for an answer; `answered` counts it."""
+        self.asked += 1
+        self.notify(Kind.ALIVE, self.asked)
+
     # --- from the worker -----------------------------------------------------------------------------------
 
     def _on_read_end(self, error: BaseException) -> None:
@@ -341,6 +350,9 @@ class WorkerConnection:
             self.devices.lends = False
             log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
         self._send(sent)
+
+    def _on_alive(self, number: int, received: ReceivedMessage) -> None:
+        self.answered = number
 
     def _on_note(self, subject: int, fields: dict[str, Any]) -> None:
         text = fields.get("text")

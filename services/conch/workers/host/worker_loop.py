@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from conch.backends.python.api.pb_metrics import use_metric_families
 from conch.backends.python.python_settings import Settings
-from conch.backends.python.runtime.python_instance import AsyncPythonInstance, open_instance
+from conch.backends.python.runtime.python_instance import (
+    AsyncPythonInstance,
+    PythonInstance,
+    open_instance,
+)
 from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.backend import BatchOutcome
 from conch.core.clock import monotonic_ns
@@ -136,6 +140,7 @@ class Host:
             Kind.CANCEL: self._on_cancel,
             Kind.FORGET: self._on_forget,
             Kind.READY: self._on_ready,
+            Kind.ALIVE: self._on_alive,
             Kind.LEVEL: self._on_level,
             Kind.CLOSE: self._on_close,
             Kind.HELLO: self._on_hello,
@@ -413,6 +418,20 @@ class Host:
             ).start()
         except RuntimeError:  # no memory, or too many threads
             self._reply_ready(subject, False)
+
+    def _on_alive(self, subject: int, received: ReceivedMessage) -> None:
+        answer = partial(self._reply_alive, subject)
+        instance = self._instances[0] if self._instances else None
+        if isinstance(instance, PythonInstance):
+            instance.when_alive(answer)
+        else:
+            answer()
+
+    def _reply_alive(self, subject: int) -> None:
+        try:
+            self._stream.send(Kind.ALIVE, subject)
+        except ChannelClosedError:
+            self._server_gone()
 
     def _on_close(self, subject: int, received: ReceivedMessage) -> None:
         for lane in dict.fromkeys(self._lanes):

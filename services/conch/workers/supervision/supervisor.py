@@ -19,7 +19,7 @@ from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.supervision.crash_report import in_flight_error, not_healthy
 from conch.workers.supervision.process_monitor import Timer
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
-from conch.workers.supervision.watchdog import ExecutionLimit
+from conch.workers.supervision.watchdog import ExecutionLimit, LoopWatch
 from conch.workers.supervision.worker_group import Member, OnAvailable, WorkerGroup
 from conch.workers.supervision.worker_process import Launch, WorkerProcess
 
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _NO_THREAD_NS = 1_000_000_000
 """Wait before the next try to start a thread."""
+
+REPORTED_S = 60.0
+"""Silence of a loop that is reported, if `CONCH_HANG_SECONDS` is not set."""
 
 _NS_PER_MS = 1_000_000
 
@@ -64,6 +67,7 @@ class Supervisor:
         self._worker: WorkerProcess | None = None
         self._timer: Timer | None = None
         self._tidying: Timer | None = None
+        self._watch: LoopWatch | None = None
         self._thread: threading.Thread | None = None
         self._start_ns = 0
         self._closed = False
@@ -123,10 +127,13 @@ class Supervisor:
             self._closed = True
             self.link = None
             worker, thread, timers = self._worker, self._thread, (self._timer, self._tidying)
+            watch = self._watch
         self._group.leave(self._member)
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+        if watch is not None:
+            watch.close()
         if worker is not None:
             worker.close(serving)
         if thread is not None:
@@ -169,6 +176,13 @@ class Supervisor:
             self.link = worker.link
             again, self._member.on_available = self._member.on_available, []
             lost = worker.over
+            self._watch = LoopWatch(
+                self._monitor,
+                worker.link,
+                self._launch.settings.hang_s or REPORTED_S,
+                lambda: self.limit is not None and self.limit.watchdog.watched > 0,
+                partial(self._silent, worker),
+            )
         self._tidy_later(worker.link)
         self._group.changed()
         for call in again:
@@ -254,6 +268,8 @@ class Supervisor:
                 self.link, self._member.check = None, None
                 if self._tidying is not None:
                     self._tidying.cancel()  # it holds the lost connection
+                if self._watch is not None:
+                    self._watch.close()
                 self._policy.lost(self._monitor.clock(), "")
             return max((self._policy.next_wait_ns + self._start_ns) // _NS_PER_MS, 1)
 
@@ -266,6 +282,18 @@ class Supervisor:
             self._policy.ended(self._monitor.clock(), worker.how)
         log.error("%s", worker.report())
         self._wait()
+
+    def _silent(self, worker: WorkerProcess) -> None:
+        """Replaces a worker whose loop has not answered for long, or reports it; on the monitor's thread."""
+        seconds = self._launch.settings.hang_s
+        if seconds is not None:
+            worker.abort(f"its loop did not answer for the {seconds:g} s that 'CONCH_HANG_SECONDS' allows")
+            return
+        log.warning(
+            "the loop of worker '%s' (pid %d) has not answered for %g s: its model holds it, and all its "
+            "requests wait; 'CONCH_HANG_SECONDS' has such a worker replaced",
+            *(self._name, worker.process.pid, REPORTED_S),
+        )
 
     def _executing(self) -> WorkerProcess | None:
         """The process to kill if an execution hangs; None if it is ending anyway."""

@@ -1,4 +1,4 @@
-"""Execution time limit: kills the process in which an execution lasts too long.
+"""Time limits of executions and of silent loops: what lasts too long has its process killed.
 
 Owns: the start times of running executions. All share one timer, because most end in time.
 Threads and locks: `Watchdog` has a lock; `on_hang` runs on the monitor's thread.
@@ -19,6 +19,7 @@ from conch.workers.connection.worker_responses import OpenRequest
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 _NS_PER_S = 1_000_000_000
+_LOOKS = 4  # during a silence that is too long
 
 
 class Watchdog:
@@ -84,6 +85,16 @@ class Watchdog:
                 self._arm(oldest)
         for number in hanging:
             self._on_hang(number)
+
+
+class AnsweringConnection(Protocol):
+    """The part of a worker connection that `LoopWatch` needs."""
+
+    asked: int
+    answered: int
+
+    def ask_alive(self) -> None:
+        """Asks for an answer."""
 
 
 class ExecutingConnection(Protocol):
@@ -155,6 +166,55 @@ class ExecutionLimit:
             return
         self._hung_numbers.add(number)  # before the connection fails what is in flight
         process.abort(self._text)
+
+
+class LoopWatch:
+    """Asks the loop of a serving worker for answers, and tells of one that is silent for too long.
+
+    The loop is that of the model's coroutines, or for other models the interpreter, whose other threads
+    answer unless the model holds the GIL. All calls but `close` are on the monitor's thread.
+
+    Args:
+        monitor: Runs the timer.
+        link: The connection to the worker.
+        silent_s: Seconds without an answer.
+        busy: True while an execution is within a limit of its own.
+        on_silent: Called once for each silence.
+    """
+
+    def __init__(
+        self,
+        monitor: ProcessMonitor,
+        link: AnsweringConnection,
+        silent_s: float,
+        busy: Callable[[], bool],
+        on_silent: Callable[[], None],
+    ) -> None:
+        self._monitor = monitor
+        self._link = link
+        self._step_ns = round(silent_s * _NS_PER_S) // _LOOKS
+        self._busy = busy
+        self._on_silent = on_silent
+        self._looks = 0  # in this silence: a machine that was stopped meanwhile has made one
+        self._closed = False
+        self._timer = monitor.at(monitor.clock() + self._step_ns, self._look)
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._closed = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._closed:
+            return
+        link = self._link
+        answered = link.answered == link.asked
+        self._looks = 0 if answered or self._busy() else self._looks + 1
+        if answered:
+            link.ask_alive()
+        elif self._looks == _LOOKS:
+            self._on_silent()
+        self._timer = self._monitor.at(self._monitor.clock() + self._step_ns, self._look)
 
 
 class _Watched:

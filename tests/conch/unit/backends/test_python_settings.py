@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.support.core import make_spec
 
-from conch.backends.python.python_settings import Settings
+from conch.backends.python.python_settings import OWN_HANG, Settings
 from conch.core.errors import InvalidArgumentError
 from conch.workers.python_based import PythonBasedBackend
 
@@ -15,6 +15,7 @@ PARAMETERS = {
     "CONCH_MEMORY_LIMIT_MB": "512",
     "CONCH_PROCESS_LIMIT": "30",
     "CONCH_START_TIMEOUT_SECONDS": "60",
+    "CONCH_HANG_SECONDS": "45",
 }
 OPTIONS = {
     "placement": "worker",
@@ -23,8 +24,9 @@ OPTIONS = {
     "memory-limit-mb": "512",
     "process-limit": "30",
     "start-timeout-seconds": "60",
+    "hang-seconds": "45",
 }
-WANTED = Settings("worker", 4, 1.5, 512, 30, 60.0)
+WANTED = Settings("worker", 4, 1.5, 512, 30, 60.0, hang_s=45.0)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,11 @@ WANTED = Settings("worker", 4, 1.5, 512, 30, 60.0)
 )
 def test_a_parameter_comes_before_an_option(parameters: dict[str, str], options: dict[str, str]) -> None:
     assert Settings.read("m", parameters, options) == WANTED
+
+
+def test_a_backend_may_have_a_time_of_its_own_for_silent_loops() -> None:
+    assert Settings.read("m", {}, {OWN_HANG: "60"}) == Settings(hang_s=60.0)
+    assert Settings.read("m", {"CONCH_HANG_SECONDS": "5"}, {OWN_HANG: "60"}).hang_s == 5
 
 
 def test_with_nothing_said_nothing_is_limited() -> None:

@@ -123,6 +123,15 @@ def _ask(instance: WorkerInstance, order: str = "") -> tuple[InferenceRequest, A
     return request, answers
 
 
+BLOCKS = """
+    async def execute(self, requests):
+        order = requests[0].request_id()
+        if order:
+            time.sleep(float(order))
+        return [response() for _ in requests]
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "decoupled", "limit", "several"),
     [
@@ -162,6 +171,35 @@ def _error(answers: Answers) -> BaseException | None:
     assert answers.wait(1, WAIT_S)
     response = answers.calls[-1][1]
     return None if response is None else response.error
+
+
+def test_a_worker_whose_loop_does_not_answer_is_replaced(tmp_path: Path) -> None:
+    limits = {"CONCH_MAX_INFLIGHT": "8", "CONCH_HANG_SECONDS": "0.5"}
+    with _instance(_spec(tmp_path, BLOCKS, False, **limits)) as instance:
+        pid = _pid(instance)
+        error = _error(_ask(instance, "1000")[1])
+        assert type(error) is UnavailableError
+        assert "its loop did not answer for the 0.5 s that 'CONCH_HANG_SECONDS' allows" in error.message
+        assert _error(_ask(instance)[1]) is None
+        assert pid != _pid(instance)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"CONCH_HANG_SECONDS": "0.1", "CONCH_MAX_EXECUTION_SECONDS": "600"}, {}],
+    ids=["limit", "default"],
+)
+def test_a_silent_loop_is_left_alone(
+    tmp_path: Path, more: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the limit of executions, and without a setting, which has it reported."""
+    monkeypatch.setattr(supervisor, "REPORTED_S", 0.1)
+    with _instance(_spec(tmp_path, BLOCKS, False, CONCH_MAX_INFLIGHT="8", **more)) as instance:
+        pid = _pid(instance)
+        assert _error(_ask(instance, "2")[1]) is None
+        assert pid == _pid(instance)
+    reports = [each for each in caplog.records if "has not answered for 0.1 s" in each.getMessage()]
+    assert bool(reports) is not bool(more)
 
 
 @pytest.mark.parametrize(

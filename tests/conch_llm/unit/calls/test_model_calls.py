@@ -105,7 +105,7 @@ def test_choices_of_prompts_are_merged() -> None:
         request.respond(None)
 
     async def use(calls: ModelCalls) -> list[Delta]:
-        generation = calls.generate(model, asked("a", "b", choices=2, seed=5), Caller())
+        generation = await calls.generate(model, asked("a", "b", choices=2, seed=5), Caller())
         found: list[Delta] = []
         while not any(delta.finish_reason for delta in found):
             found += await generation.take() or ()
@@ -117,6 +117,28 @@ def test_choices_of_prompts_are_merged() -> None:
     texts = ["".join(delta.text for delta in deltas if delta.index == index) for index in range(4)]
     assert texts == ["a5", "a6", "b5", "b6"]
     assert [delta.index for delta in deltas if delta.finish_reason == "stop"] == [0, 1, 2, 3]
+
+
+def test_another_client_waits_for_no_more_than_a_share_of_a_long_request() -> None:
+    both = threading.Event()
+    order: list[bytes] = []
+
+    def script(request: InferenceRequest) -> None:
+        assert both.wait(WAIT_S)
+        order.append(bytes(request.inputs["text_input"].numpy()[0]))
+        respond(request, b"x")
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> None:
+        many = await calls.generate(model, asked(*"m" * 100), Caller())
+        other = await calls.generate(model, asked("other"), Caller())
+        both.set()
+        found, _ = await asyncio.gather(all_of(many), all_of(other))
+        assert {delta.index for delta in found} == set(range(100))
+
+    model = decoupled(script)
+    run(model, use)
+    assert len(order) == 101 and order.index(b"other") <= 32
 
 
 def test_a_call_of_a_routed_model_goes_where_its_headers_say() -> None:
@@ -136,7 +158,7 @@ def test_a_call_of_a_routed_model_goes_where_its_headers_say() -> None:
     async def use(headers: Mapping[str, str]) -> str:
         with door_to(core) as door:
             calls = ModelCalls(door, door.admission("http"), monotonic_ns)
-            deltas = await all_of(calls.generate(stable, asked("a"), Caller(headers)))
+            deltas = await all_of(await calls.generate(stable, asked("a"), Caller(headers)))
         return "".join(delta.text for delta in deltas)
 
     try:
@@ -158,7 +180,7 @@ def test_deltas_come_as_the_model_tells_them() -> None:
 
     async def use(calls: ModelCalls) -> list[Delta]:
         call = GenerationCall(CHAT, {}, b"{}", (), 2, None, "id")
-        return await all_of(calls.generate(model, call, Caller()))
+        return await all_of(await calls.generate(model, call, Caller()))
 
     model = decoupled(script)
     assert run(model, use) == told
@@ -171,7 +193,7 @@ def test_an_error_comes_after_what_was_before() -> None:
         request.fail(UnavailableError("gone"))
 
     async def use(calls: ModelCalls) -> None:
-        generation = calls.generate(model, asked("x"), Caller())
+        generation = await calls.generate(model, asked("x"), Caller())
         assert [delta.text for delta in await generation.take() or ()] == ["a"]
         with pytest.raises(UnavailableError, match="gone"):
             await generation.take()
@@ -194,7 +216,7 @@ def test_closing_cancels_a_model_that_waits_for_its_reader() -> None:
         ended.set()
 
     async def use(calls: ModelCalls) -> None:
-        generation = calls.generate(model, asked("x"), Caller())
+        generation = await calls.generate(model, asked("x"), Caller())
         assert await generation.take()
         generation.close()
         generation.close()

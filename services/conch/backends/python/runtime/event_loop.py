@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -49,6 +49,13 @@ class EventLoop:
     def run(self, awaitable: Awaitable[Any]) -> Future[TaskEnd]:
         """Starts a coroutine; its future never holds an exception."""
         return asyncio.run_coroutine_threadsafe(_outcome(awaitable), self._loop)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Calls a function on the loop's thread; on this one if the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            function()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Waits for all tasks, cancels those left at the timeout, and ends the thread."""

@@ -254,6 +254,14 @@ class PythonInstance(BackendInstance):
         """Leaves responses of senders unshaped; the receiver shapes them for clients."""
         self._context.leave_shaping(spec)
 
+    def when_alive(self, answer: Callable[[], None]) -> None:
+        """Calls `answer` from the loop of the model's coroutines, or at once if it has none."""
+        loop = self._loop
+        if loop is None:
+            answer()
+        else:
+            loop.call(answer)
+
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and unloads its modules."""
         try:

@@ -159,6 +159,13 @@ class JsonMembersError(InvalidArgumentError):
         )
 
 
+class JsonValuesError(InvalidArgumentError):
+    """A text has too many values."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the request JSON has more than {most} values")
+
+
 INT64_LEAST: Final = -(2**63)
 UINT64_MOST: Final = 2**64 - 1
 
@@ -202,7 +209,17 @@ class Pairs:
         self.members.append((name, value))
 
 
-def scan(text: Buffer, pairs: bool = False) -> Any:
+class _LastOf(dict[str, Any]):
+    """An object of which the last of several members with one name counts."""
+
+    __slots__ = ()
+
+    def setdefault(self, name: str, value: Any) -> None:  # type: ignore[override]  # as the scanner calls it
+        """Sets a member."""
+        self[name] = value
+
+
+def scan(text: Buffer, pairs: bool = False, standard: bool = False, most_values: int | None = None) -> Any:
     """Parses a text.
 
     Strings are decoded with ``surrogateescape``. The first of several members with one name counts. Long
@@ -211,22 +228,37 @@ def scan(text: Buffer, pairs: bool = False) -> Any:
     Args:
         text: The text.
         pairs: True if objects become `Pairs` instead of `dict`.
+        standard: True if NaN and infinities are errors, the last of several members with one name counts, and
+            long arrays of arrays keep their form.
+        most_values: Most values of the text; None for no limit.
 
     Raises:
         JsonSyntaxError: It is not JSON.
         JsonDepthError: It is nested too deep.
         JsonMembersError: It has too many objects and members.
+        JsonValuesError: It has more than `most_values` values.
     """
-    return _Scanner(text, Pairs if pairs else dict).document()
+    new_object = Pairs if pairs else _LastOf if standard else dict
+    return _Scanner(text, new_object, standard, most_values).document()
 
 
 class _Scanner:
     """State of one parse: text, position and open containers."""
 
-    def __init__(self, text: Buffer, new_object: Callable[[], dict[str, Any] | Pairs]) -> None:
+    def __init__(
+        self,
+        text: Buffer,
+        new_object: Callable[[], dict[str, Any] | Pairs],
+        standard: bool,
+        most_values: int | None,
+    ) -> None:
         self._text = text
         self._end = len(text)
         self._new_object = new_object
+        self._standard = standard
+        self._most_values = most_values
+        self._values = 0
+        self._next_yield = _VALUES_BETWEEN_PAUSES
         self._members = 0
         # Open containers, the innermost last; an object has the name of its next member.
         self._stack: list[tuple[dict[str, Any] | Pairs | list[Any] | BulkArray, str]] = []
@@ -241,15 +273,15 @@ class _Scanner:
             raise JsonSyntaxError("The document is empty.", self._position)
         stack = self._stack
         value = self._value()
-        values = 0
         while stack:
             if value is not _OPENED:
                 value = self._ended(value)
                 continue
             if len(stack) > MOST_DOCUMENT_DEPTH:
                 raise JsonDepthError
-            values += 1
-            if not values % _VALUES_BETWEEN_PAUSES:
+            self._count_values(1)
+            if self._values >= self._next_yield:
+                self._next_yield = self._values + _VALUES_BETWEEN_PAUSES
                 yield_gil()
             value = self._value()
         self._space()
@@ -315,9 +347,10 @@ class _Scanner:
         if isinstance(container, list) and len(container) % _ELEMENTS_BETWEEN:
             return _OPENED
         more = self._bulk()
-        if more is None and (not isinstance(container, list) or len(container) < _LONG_ARRAY):
+        short = not isinstance(container, list) or len(container) < _LONG_ARRAY
+        if more is None and (short or self._standard):
             return _OPENED
-        array = BulkArray()
+        array = BulkArray(self._standard)
         if isinstance(container, list):
             for element in container:
                 array.append(element)
@@ -335,9 +368,10 @@ class _Scanner:
         """Parses many elements at once; leaves the position behind a comma or a bracket."""
         if self._end - self._position < _BULK_FROM or self._position < self._next_bulk:
             return None
-        array = BulkArray()
+        array = BulkArray(self._standard)
         self._position = take_elements(self._text, self._position, array)
         if array.taken:
+            self._count_values(len(array))
             self._pause = 0
             if not array.closes:
                 self._space()
@@ -367,6 +401,11 @@ class _Scanner:
         if self._members > MOST_MEMBERS:
             raise JsonMembersError
 
+    def _count_values(self, count: int) -> None:
+        self._values += count
+        if self._most_values is not None and self._values > self._most_values:
+            raise JsonValuesError(self._most_values)
+
     def _name(self) -> str:
         if self._peek() != 0x22:
             raise JsonSyntaxError("Missing a name for object member.", self._position)
@@ -383,7 +422,7 @@ class _Scanner:
             text, self._position = read_string(self._text, self._position)
             return text
         words = _FIRST.get(byte)
-        if words is not None:
+        if words is not None and not (self._standard and byte in b"NI"):
             return _WORDS[self._word(words)]
         return self._number(byte)
 
@@ -405,7 +444,7 @@ class _Scanner:
         start = self._position
         found = _NUMBER.match(self._text, start, start + WINDOW)
         if found is None:
-            if byte == 0x2D:
+            if byte == 0x2D and not self._standard:
                 words = _FIRST.get(self._text[start + 1] if start + 1 < self._end else 0, ())
                 self._position += 1
                 if words and words[0] in (b"NaN", b"Infinity"):

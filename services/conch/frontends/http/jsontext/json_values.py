@@ -116,11 +116,13 @@ class BulkArray:
         pieces: Lists, or arrays of 64-bit numbers.
         depth: Nesting depth; 1 without nested arrays.
         closes: True if the pieces include the array's end.
+        flat: True if nested arrays stay elements, and NaN and infinities are left to the scanner.
     """
 
-    __slots__ = ("_last", "closes", "depth", "pieces")
+    __slots__ = ("_last", "closes", "depth", "flat", "pieces")
 
-    def __init__(self) -> None:
+    def __init__(self, flat: bool = False) -> None:
+        self.flat = flat
         self.pieces: list[list[Any] | Array] = []
         self.depth = 1
         self.closes = False
@@ -141,7 +143,7 @@ class BulkArray:
 
     def append(self, value: Any) -> None:
         """Adds one element."""
-        flat, depth = flattened(value)
+        flat, depth = ([value], 0) if self.flat else flattened(value)
         self.depth = max(self.depth, depth + 1)
         if self._last is None or len(self._last) > WINDOW:
             self._last = []
@@ -248,6 +250,8 @@ def _take_window(text: Buffer, position: int, array: BulkArray) -> int:
     if found is None:
         return position
     run = found.group()
+    if array.flat and b"[" in run:
+        run = run[: run.index(b"[")]
     if b"]" not in run and b"[" not in run:
         cut = run.rfind(b",")
         return _take(run[:cut], position, cut + 1, 1, array) if cut >= _LEAST else position
@@ -282,7 +286,7 @@ def _take(part: bytes, position: int, length: int, depth: int, array: BulkArray)
     try:
         elements = orjson.loads(whole)
     except orjson.JSONDecodeError:
-        if b"N" not in part and b"I" not in part:
+        if array.flat or (b"N" not in part and b"I" not in part):
             return position
         try:
             elements = json.loads(whole)  # accepts NaN and Infinity
