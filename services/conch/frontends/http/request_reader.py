@@ -54,6 +54,7 @@ class RequestReader:
         self._url = b""
         self._headers: Headers = []
         self._fields: dict[bytes, bytes] = {}
+        self._hosts = 0
         self._head_bytes = 0  # parsed since the last head or piece of a body
 
     def close(self) -> None:
@@ -107,12 +108,16 @@ class RequestReader:
             self._url = url
             self._headers = []
             self._fields = {}
+            self._hosts = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a header; trailers are dropped, as the checks of the headers are over when they come."""
         if self.in_head:
+            lowered = name.lower()
             self._headers.append((name, value))
-            self._fields[name.lower()] = value
+            self._fields[lowered] = value
+            if lowered == b"host":
+                self._hosts += 1
 
     def on_headers_complete(self) -> None:
         """Begins the request.
@@ -126,6 +131,9 @@ class RequestReader:
         parser, fields = self._parser, self._fields
         if len(self._headers) > _MOST_HEADERS:
             self._connection.refuse(431, _LARGE_HEADERS)
+            return
+        if self._hosts != 1 and (self._hosts or parser.get_http_version() != "1.0"):
+            self._connection.refuse(400, "The request needs one Host header.")  # RFC 9112, 3.2
             return
         length = fields.get(b"content-length")
         chunked = b"transfer-encoding" in fields

@@ -592,8 +592,8 @@ def test_old_and_closing_connections(own: AnyServer) -> None:
 def test_garbage_harms_nobody(own: AnyServer) -> None:
     for garbage in (
         b"\x00\x01\x02\r\n\r\n",
-        b"POST /v2/models/\xff/infer HTTP/1.1\r\n\r\n",
-        b"POST /v2/models/two/infer HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v2/models/\xff/infer HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v2/models/two/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * (2 << 20),
     ):
         with connected(own) as client:

@@ -112,7 +112,9 @@ def test_a_client_that_has_gone_is_not_answered() -> None:
 
 
 def test_a_path_that_is_no_text_is_malformed() -> None:
-    assert asyncio.run(written(b"GET /v2/models/\xff HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    assert asyncio.run(written(b"GET /v2/models/\xff HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(
+        b"HTTP/1.1 400 "
+    )
 
 
 def test_a_target_with_a_host_or_a_fragment_has_a_path() -> None:

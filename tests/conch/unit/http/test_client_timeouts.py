@@ -121,9 +121,9 @@ def rest_of(client: socket.socket) -> bytes:
 
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-HALVES = [WHOLE[:10], b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n123"]
+HALVES = [WHOLE[:10], b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n123"]
 
-EXPECTING = b"POST / HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n123"
+EXPECTING = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n123"
 
 
 @pytest.mark.parametrize("half", HALVES)

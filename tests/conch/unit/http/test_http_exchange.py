@@ -56,7 +56,9 @@ def test_the_response_to_head_has_no_body() -> None:
 def test_which_responses_end_their_connection(line: str, header: str, closes: bool) -> None:
     async def ask() -> None:
         wire = Wire(hello)
-        wire.send(f"GET / HTTP/{line}\r\n{header}{chr(13) + chr(10) if header else ''}\r\n".encode())
+        wire.send(
+            f"GET / HTTP/{line}\r\nHost: x\r\n{header}{chr(13) + chr(10) if header else ''}\r\n".encode()
+        )
         assert (b"connection: close\r\n" in b"".join(wire.written)) is closes
         assert wire.closing is closes
 
@@ -79,7 +81,9 @@ def test_a_response_of_unknown_length() -> None:
 def test_pipelined_requests_are_answered_in_order_however_many() -> None:
     """Also those that are answered at once: none is begun within the answer to another."""
     count = 2000
-    answers = answer_of(hello, b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(count)))
+    answers = answer_of(
+        hello, b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(count))
+    )
     paths = [each.partition(b"\r\n")[0] for each in answers.split(b"x-path: ")[1:]]
     assert paths == [b"/%d" % number for number in range(count)]
 
@@ -246,3 +250,13 @@ def test_a_task_that_ends_without_a_response_ends_the_connection() -> None:
         return wire.closing
 
     assert run(ask())
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 0, b"400"), ("1.1", 1, b"200"), ("1.1", 2, b"400"), ("1.0", 0, b"200"), ("1.0", 2, b"400")],
+)
+def test_a_request_has_one_host(version: str, hosts: int, status: bytes) -> None:
+    """A proxy and the server could each take another of two."""
+    head = "".join([f"GET / HTTP/{version}\r\n", *(f"HOST: {number}\r\n" for number in range(hosts)), "\r\n"])
+    assert answer_of(hello, head.encode()).startswith(b"HTTP/1.1 " + status)

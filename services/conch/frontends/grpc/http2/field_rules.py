@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 
@@ -54,24 +55,26 @@ def _check_fields(pairs: Pairs, known: frozenset[bytes]) -> tuple[dict[bytes, by
     for name, _ in pairs[: len(pseudo)]:
         if name not in pseudo:
             raise MalformedError("a pseudo-header field after a regular one")
-    _check_values(pairs)
+    text = b"".join([value for _, value in pairs])
+    if len(text.translate(None, b"\0\r\n")) != len(text):
+        raise MalformedError("NUL, CR or LF in a field value")
     return pseudo, length
 
 
-def _check_values(pairs: Pairs) -> None:
-    """Raises where a value has a NUL, CR or LF in it, or a blank at an end (section 8.2.1)."""
-    values = [value for _, value in pairs]
-    text = b"".join(values)
-    if len(text.translate(None, b"\0\r\n")) != len(text):
-        raise MalformedError("NUL, CR or LF in a field value")
+def _check_ends(values: Iterable[bytes]) -> None:
+    """Raises where a value has a blank at an end (section 8.2.1)."""
     for value in values:
         if value.strip(b" \t") != value:
             raise MalformedError("a field value with a blank at an end")
 
 
 def check_request(pairs: Pairs) -> int:
-    """Content-length of a request or -1; raises where it is malformed."""
+    """Content-length of a request or -1; raises where it is malformed.
+
+    Values of regular fields may have blanks at their ends, as gRPC's clients send them: gRPC strips them.
+    """
     pseudo, length = _check_fields(pairs, _REQUEST_PSEUDO)
+    _check_ends(pseudo.values())
     if pseudo.get(b":method") == b"CONNECT":
         if b":authority" not in pseudo or len(pseudo) != 2:
             raise MalformedError("CONNECT has :method and :authority only")
@@ -83,6 +86,7 @@ def check_request(pairs: Pairs) -> int:
 def check_response(pairs: Pairs) -> tuple[int, int]:
     """Status of a response, and content-length or -1; raises where it is malformed."""
     pseudo, length = _check_fields(pairs, _RESPONSE_PSEUDO)
+    _check_ends(value for _, value in pairs)
     status = pseudo.get(b":status", b"")
     if len(status) != 3 or not status.isdigit() or status == b"101":
         raise MalformedError("invalid :status")
@@ -92,3 +96,4 @@ def check_response(pairs: Pairs) -> tuple[int, int]:
 def check_trailers(pairs: Pairs) -> None:
     """Raises where trailers are malformed."""
     _check_fields(pairs, frozenset())
+    _check_ends(value for _, value in pairs)

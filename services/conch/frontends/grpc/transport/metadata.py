@@ -87,7 +87,8 @@ class RequestHead:
         self.accepts: frozenset[str] = frozenset()
         metadata: list[tuple[str, str | bytes]] = []
         method = content_type = b""
-        for name, value in pairs:
+        for name, padded in pairs:
+            value = padded.strip(b" \t")
             if name == b":path":
                 self.path = _text(value)
             elif name == b":method":

@@ -32,6 +32,10 @@ MALFORMED_REQUESTS: dict[str, Pairs] = {
     "a pseudo-header field after a regular one": (*REQUEST[:3], (b"x", b"y"), REQUEST[3]),
     "a pseudo-header field after a usual one": (*REQUEST[:3], (b"content-type", b"y"), REQUEST[3]),
     "CONNECT with a path": ((b":method", b"CONNECT"), (b":authority", b"a"), (b":path", b"/")),
+    **{
+        f"the path {value!r}": (*REQUEST[:2], (b":path", value), REQUEST[3])
+        for value in (b" /a", b"/a ", b"\t/a", b"/a\t", b" ")
+    },
     "CONNECT without authority": ((b":method", b"CONNECT"),),
     **{
         f"the field {name!r}": (*REQUEST, (name, b"x"))
@@ -54,7 +58,7 @@ MALFORMED_REQUESTS: dict[str, Pairs] = {
     **{
         f"the value {value!r}": (*PSEUDO, (name, value))
         for name in (b"x", b"user-agent")
-        for value in (b" a", b"a ", b"\ta", b"a\t", b"a\0b", b"a\nb", b"a\rb", b" ")
+        for value in (b"a\0b", b"a\nb", b"a\rb")
     },
     **{
         f"a length of {value!r}": (*REQUEST, (b"content-length", value))
@@ -79,6 +83,7 @@ def test_well_formed_requests() -> None:
     assert check_request(((b":method", b"CONNECT"), (b":authority", b"a"))) == -1
     twice = (b"content-length", b"12")
     assert check_request((*REQUEST, twice, twice, (b"x", b""), (b"y", b"a\tb c\xff"))) == 12
+    assert check_request((*REQUEST, (b"x", b" a\t"))) == -1, "gRPC strips them"
 
 
 def test_responses_and_trailers() -> None:
@@ -105,6 +110,7 @@ def test_h2_agrees(kept: set[int], more: list[tuple[bytes, bytes]], at: int) -> 
     """On a request of which some fields are missing, and into which others are put."""
     usual = [REQUEST[index] for index in sorted(kept)]
     pairs = (*usual[:at], *more, *usual[at:])
+    assume(all(value == value.strip(b" ") or name[:1] == b":" for name, value in pairs))
     # h2 asks for an authority, RFC 9113 does not.
     assume(any(name in (b":authority", b"host") for name, _ in pairs))
     peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))

@@ -36,7 +36,7 @@ def test_what_a_call_says() -> None:
             (b"grpc-accept-encoding", b"identity,gzip"),
             (b"user-agent", b"test"),
             (b"key", b"one"),
-            (b"key", b"two"),
+            (b"key", b" two\t"),
             (b"raw-bin", base64.b64encode(b"\0\1").rstrip(b"=") + b"," + base64.b64encode(b"more")),
             (b"latin", b"\xe9"),
         )
