@@ -23,7 +23,8 @@ class Listener:
 
     Args:
         bound: The socket, which `close` closes.
-        take: Takes each connection with its client's address; may raise OSError: the client disconnected.
+        take: Takes each connection, which does not block, with its client's address; may raise OSError: the
+            client disconnected.
         name: Name of the port in the log.
         clock: Monotonic time in nanoseconds.
     """
@@ -77,6 +78,7 @@ class Listener:
                 self._listen_later(loop)
                 return
             self._exhausted = False
+            accepted.setblocking(False)
             with suppress(OSError):
                 self._take(accepted, address)
 

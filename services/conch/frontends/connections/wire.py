@@ -197,7 +197,7 @@ class TlsWire:
 
 def open_wire(accepted: socket.socket, tls: ssl.SSLContext | None, http2: bool) -> Wire:
     """The wire of an accepted connection."""
-    accepted.setblocking(False)
+    accepted.setblocking(False)  # also of one that came from another process
     if accepted.family != socket.AF_UNIX:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return PlainWire(accepted) if tls is None else TlsWire(accepted, tls, http2)

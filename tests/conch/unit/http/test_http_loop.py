@@ -76,6 +76,15 @@ def test_what_does_not_end_is_cut_off(thread: LoopThread) -> None:
         assert cancelled.wait(WAIT_S)
 
 
+def test_a_client_that_is_refused_and_stays_holds_up_no_other(thread: LoopThread) -> None:
+    listener = thread.listen(hello, "127.0.0.1", 0, most_connections=1)
+    with closing(client_of(listener.port)) as first, closing(client_of(listener.port)) as refused:
+        assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
+        first.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert first.recv(1000).endswith(b"hi")
+    assert listener.close(WAIT_S)
+
+
 def test_a_taken_port(thread: LoopThread) -> None:
     listener = thread.listen(hello, "127.0.0.1", 0)
     with pytest.raises(UnavailableError, match=f"Socket '127.0.0.1:{listener.port}' already in use "):
