@@ -37,7 +37,7 @@ _LONG_READ_BYTES = 256 * 1024
 _READS = 4
 _HANDSHAKE_NS = 10_000_000_000
 _MOST_UNSENT_BYTES = 64 * 1024
-"""Bytes that the socket did not take before the handler is to wait."""
+"""Bytes that are written and not sent before the handler is to wait."""
 _GONE = EPOLLERR | EPOLLHUP
 
 
@@ -226,6 +226,9 @@ class ByteStream:
             self.unsent += len(each)
         if not self._blocked:
             self._loop.flush_later(self)
+        if self.unsent > _MOST_UNSENT_BYTES and not self._held:
+            self._held = True  # at once: a coroutine that has more to write goes on in this round
+            self._handler.pause_writing()
 
     def flush(self) -> None:
         """Sends what was written, as far as the socket takes it."""
@@ -253,13 +256,9 @@ class ByteStream:
                 self._loop.call_soon(self._finish)
         if self._blocked or self._events & EPOLLOUT:
             self._watch()
-        if self._held:
-            if not self._blocked:
-                self._held = False
-                self._handler.resume_writing()
-        elif self._blocked and self.unsent > _MOST_UNSENT_BYTES:
-            self._held = True
-            self._handler.pause_writing()
+        if self._held and not self._blocked:
+            self._held = False
+            self._handler.resume_writing()
 
     # --- the end -------------------------------------------------------------------------------------------
 

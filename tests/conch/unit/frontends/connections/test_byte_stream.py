@@ -112,10 +112,17 @@ def test_a_client_that_reads_slowly_holds_its_writer(loop: IoLoop) -> None:
     taker = Taker()
     stream, client = opened(loop, taker)
     much = bytes(32 << 20)
+
+    held_at_once: list[bool] = []
+
+    def write() -> None:
+        stream.write(much)
+        held_at_once.append(taker.held)
+
     with client:
-        on_loop(loop, lambda: stream.write(much))
-        eventually(lambda: taker.held, "the socket is full")
-        assert 0 < stream.unsent < len(much)
+        on_loop(loop, write)
+        assert held_at_once == [True], "a coroutine may go on in this round"
+        eventually(lambda: taker.held and 0 < stream.unsent < len(much), "the socket is full")
         got = 0
         while got < len(much):
             got += len(client.recv(1 << 20))
