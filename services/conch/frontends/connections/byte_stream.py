@@ -152,14 +152,16 @@ class ByteStream:
                     self._read()
                 elif events & _GONE:
                     self._close()
-        except OSError:  # the client disconnected
-            self._close()
-        except Exception:  # boundary: the connection fails alone
+        except Exception:  # boundary: the handler; the connection fails alone
             log.exception("a connection could not be served")
             self.abort()
 
     def _shake_hands(self) -> bool:
-        if not self._wire.handshake():
+        try:
+            if not self._wire.handshake():
+                return False
+        except OSError:  # it failed, or the client disconnected
+            self._close()
             return False
         self._timer.cancel()
         self._state = _State.OPEN
@@ -173,6 +175,9 @@ class ByteStream:
             try:
                 data = wire.recv(size)
             except BlockingIOError:
+                return
+            except OSError:  # the client disconnected
+                self._close()
                 return
             if not data:
                 self._ended = True
@@ -232,12 +237,8 @@ class ByteStream:
 
     def flush(self) -> None:
         """Sends what was written, as far as the socket takes it."""
-        if self._blocked or self._state is _State.CLOSED:
-            return
-        try:
+        if not self._blocked and self._state is not _State.CLOSED:
             self._send()
-        except OSError:  # the client disconnected
-            self._close()
 
     def _send(self) -> None:
         output, wire = self._output, self._wire
@@ -248,6 +249,9 @@ class ByteStream:
                 self._output = output
                 self._blocked = True
                 break
+            except OSError:  # the client disconnected
+                self._close()
+                return
             self.unsent -= count
             output = unsent_part(output, count)
         else:
@@ -276,6 +280,7 @@ class ByteStream:
         """Closes the stream at once."""
         if self._state is not _State.CLOSED:
             self._state = _State.CLOSING
+            self._watch()
             self._output = []
             self.unsent = 0
             self._loop.call_soon(self._close)

@@ -171,10 +171,15 @@ def test_a_client_that_ends_its_side_may_still_read(loop: IoLoop, stays: bool) -
     eventually(lambda: taker.told == ["opened", "ended", "closed"], "it is closed")
 
 
-def test_a_handler_that_fails_ends_its_connection_alone(loop: IoLoop) -> None:
+@pytest.mark.parametrize("error", [ValueError("unforeseen"), FileNotFoundError("of a handler")])
+def test_a_handler_that_fails_ends_its_connection_alone(
+    loop: IoLoop, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """An error of its own is logged; that of a client who left is not."""
+
     class Failing(Taker):
         def received(self, data: bytes) -> None:
-            raise ValueError("unforeseen")
+            raise error
 
     failing, other = Failing(), Taker()
     _, client = opened(loop, failing)
@@ -185,3 +190,21 @@ def test_a_handler_that_fails_ends_its_connection_alone(loop: IoLoop) -> None:
         neighbour.sendall(b"y")
         eventually(lambda: other.data == b"y", "the other goes on")
         on_loop(loop, stream.close)
+    assert [each.exc_info[1] for each in caplog.records if each.exc_info] == [error]
+
+
+def test_nothing_comes_after_an_abort(loop: IoLoop) -> None:
+    class Aborting(Taker):
+        def received(self, data: bytes) -> None:
+            super().received(data)
+            on_abort[0]()
+
+    taker = Aborting()
+    stream, client = opened(loop, taker)
+    on_abort = [stream.abort]
+    with client:
+        on_loop(loop, stream.pause_reading)
+        client.sendall(bytes(1 << 20))  # more than is read at once
+        on_loop(loop, stream.resume_reading)
+        eventually(lambda: taker.told == ["opened", "closed"], "it is closed")
+    assert len(taker.data) <= 64 << 10
