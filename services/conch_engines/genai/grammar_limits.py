@@ -7,6 +7,7 @@ alike took it 17 s. A pattern counts as what its repetitions make of it: ``(a{9}
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -70,7 +71,7 @@ def _check_schema(schema: Any) -> None:
         if isinstance(value, list):
             left += [(each, depth + 1, items) for each in value]
         elif isinstance(value, dict):
-            lengths = [value[name] for name in _LENGTHS if isinstance(value.get(name), int | float)]
+            lengths = [value[name] for name in _LENGTHS if _is_length(value.get(name))]
             inner = items * max(1, *map(int, lengths)) if lengths else items
             if inner > MOST_ITEMS:
                 raise _beyond(kind, f"lengths, such as maxItems, whose product is {inner}", MOST_ITEMS)
@@ -83,6 +84,11 @@ def _check_schema(schema: Any) -> None:
             if chosen > MOST_CHOSEN:
                 raise _beyond(kind, f"{chosen} characters in enum and const", MOST_CHOSEN)
             left += [(each, depth + 1, inner) for each in value.values()]
+
+
+def _is_length(value: Any) -> bool:
+    """True for a number that the engine can take as a length; of others it says what is wrong."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _expanded(kind: str, text: str) -> int:

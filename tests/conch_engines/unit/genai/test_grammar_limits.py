@@ -69,6 +69,11 @@ def test_a_schema_is_bounded(fits: Any, beyond: Any, text: str) -> None:
         check_limits(Grammar("json_schema", json.dumps(beyond)))
 
 
+@pytest.mark.parametrize("length", ["1e999", "NaN", '"many"', "null"])
+def test_a_length_that_is_none_is_left_to_the_engine(length: str) -> None:
+    check_limits(Grammar("json_schema", f'{{"maxItems": {length}}}'))
+
+
 def test_a_text_in_quotes_repeats_nothing() -> None:
     check_limits(Grammar("grammar", 'root ::= "a{99999}" | "((((((((((((((((((b"'))
     with pytest.raises(InvalidArgumentError, match="grammar: has 65539 characters"):
