@@ -209,16 +209,6 @@ class Pairs:
         self.members.append((name, value))
 
 
-class _LastOf(dict[str, Any]):
-    """An object of which the last of several members with one name counts."""
-
-    __slots__ = ()
-
-    def setdefault(self, name: str, value: Any) -> None:  # type: ignore[override]  # as the scanner calls it
-        """Sets a member."""
-        self[name] = value
-
-
 def scan(text: Buffer, pairs: bool = False, standard: bool = False, most_values: int | None = None) -> Any:
     """Parses a text.
 
@@ -238,8 +228,7 @@ def scan(text: Buffer, pairs: bool = False, standard: bool = False, most_values:
         JsonMembersError: It has too many objects and members.
         JsonValuesError: It has more than `most_values` values.
     """
-    new_object = Pairs if pairs else _LastOf if standard else dict
-    return _Scanner(text, new_object, standard, most_values).document()
+    return _Scanner(text, Pairs if pairs else dict, standard, most_values).document()
 
 
 class _Scanner:
@@ -321,7 +310,10 @@ class _Scanner:
         self._space()
         byte = self._peek()
         if isinstance(container, dict | Pairs):
-            container.setdefault(name, value)
+            if self._standard and isinstance(container, dict):
+                container[name] = value
+            else:
+                container.setdefault(name, value)
             if byte == 0x2C:
                 self._position += 1
                 self._space()
