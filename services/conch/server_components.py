@@ -27,7 +27,7 @@ from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.door.local_door import LocalDoor
 from conch.door.operation_handlers import Services
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.server_facts import find_fact
 from conch.frontends.load_reports import LoadReports
 from conch.memory.cuda_regions import cuda_opener
@@ -164,9 +164,7 @@ def build_components(
     context = PartContext(
         door,
         access,
-        Ports(
-            parts, LoopThread(), ListeningAddresses(), LoadReports(meter, CustomMetrics(families).snapshot)
-        ),
+        Ports(parts, HttpLoop(), ListeningAddresses(), LoadReports(meter, CustomMetrics(families).snapshot)),
         Observability(services.logs, tracing, ring, exemplars, meter, families),
         Core(core, cache, regions),
         ControlPlane(agent, control, get_backend),

@@ -13,7 +13,7 @@ from conch.backends import backend_names
 from conch.core.file_checks import load_file_checks
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.door.thread_pool import ThreadPool
-from conch.frontends.http.http_loop import HttpListener, LoopThread
+from conch.frontends.http.http_loop import HttpListener, HttpLoop
 from conch.frontends.http.http_pools import Pools
 from conch.ipc.loop import SharedLoop
 from conch.observability.metrics.gpu_metrics import open_gpus
@@ -60,7 +60,7 @@ class ConsolePort(Port):
         logs, traces = observability.logs, observability.tracing.settings
         self._options = options
         self._ports = context.ports
-        self._thread = LoopThread(SharedLoop("conch-console"))
+        self._thread = HttpLoop(SharedLoop("conch-console"))
         self._lines = LogRing()
         self._reading = ThreadPool(_READING_THREADS, "conch-console-read")
         self._changing = ThreadPool(_CHANGING_THREADS, "conch-console-change")

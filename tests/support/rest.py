@@ -21,7 +21,7 @@ from conch.door.operation_handlers import Services
 from conch.frontends.connections.byte_stream import ByteStream
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.http_pools import Pools
 from conch.ipc.loop import SharedLoop
 from conch.memory.regions import Regions
@@ -131,7 +131,7 @@ class Rest:
     ) -> httpx.Response:
         """The whole response."""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        thread = LoopThread(SharedLoop("test-loop"))
+        thread = HttpLoop(SharedLoop("test-loop"))
         try:
             listener = thread.listen(self.handler, "127.0.0.1", 0)
             base = f"http://127.0.0.1:{listener.port}"

@@ -29,7 +29,7 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.door.operation_table import INFER, path_pattern
 from conch.frontends.http.http_exchange import UNASKED_BYTES, HttpExchange, Reply
-from conch.frontends.http.http_loop import ConnectionSet, LoopThread, client_address
+from conch.frontends.http.http_loop import ConnectionSet, HttpLoop, client_address
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
@@ -235,7 +235,7 @@ class HttpFront:
         self._stream = stream
         self._connections = connections
         self._on_over = on_over
-        self._thread = LoopThread()
+        self._thread = HttpLoop()
         self._thread.start()
         self._loop = self._thread.loop
         self._sender = RecordSender(stream, self._loop.call_soon, self._fail)

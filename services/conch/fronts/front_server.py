@@ -54,7 +54,7 @@ from conch.frontends.grpc.transport.transport_server import (
     client_address,
     port_options,
 )
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.fronts.connection_passing import ConnectionSender
 from conch.fronts.decoded_requests import RequestReader
 from conch.fronts.front_link import FrontLink, Handlers
@@ -152,7 +152,7 @@ class FrontServer:
     """
 
     def __init__(
-        self, count: int, options: GrpcOptions, thread: LoopThread, clock: Clock = monotonic_ns
+        self, count: int, options: GrpcOptions, thread: HttpLoop, clock: Clock = monotonic_ns
     ) -> None:
         self.http = HttpFronts(thread, self._http_links)
         limits = port_options(options)

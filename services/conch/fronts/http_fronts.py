@@ -24,7 +24,7 @@ from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import (
     ABORT_S,
-    LoopThread,
+    HttpLoop,
     bound_socket,
     end_tasks,
     ended_in_time,
@@ -77,7 +77,7 @@ class HttpFronts:
         tasks: Tasks of handlers, and the ports of their exchanges.
     """
 
-    def __init__(self, thread: LoopThread, find_links: Callable[[], Sequence[HttpLink]]) -> None:
+    def __init__(self, thread: HttpLoop, find_links: Callable[[], Sequence[HttpLink]]) -> None:
         self.thread = thread
         self._find_links = find_links
         self._links: set[HttpLink] = set()
@@ -104,7 +104,7 @@ class HttpFronts:
         most_connections: int,
         infer_bytes: int | None,
     ) -> FrontListener:
-        """Serves HTTP on an address; see `LoopThread.listen` and `PortSettings`.
+        """Serves HTTP on an address; see `HttpLoop.listen` and `PortSettings`.
 
         Raises:
             UnavailableError: The address or TLS can't be used.

@@ -121,6 +121,7 @@ class AsyncioLoop(asyncio.AbstractEventLoop):
     def __init__(self, io: IoLoop) -> None:
         self.io = io
         self._closed = False
+        self._readers: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     # The signatures are those of typeshed, whose handles are classes of asyncio.
@@ -187,10 +188,15 @@ class AsyncioLoop(asyncio.AbstractEventLoop):
         """Calls `callback` when a descriptor, or an object that has one, can be read."""
         file = fd if isinstance(fd, int) else fd.fileno()
         self.io.register(file, _Reader(Callback(self, callback, args, None)))
+        self._readers.add(file)
 
     def remove_reader(self, fd: Any) -> bool:
-        """Ends `add_reader`."""
-        self.io.unregister(fd if isinstance(fd, int) else fd.fileno())
+        """Ends `add_reader`; False without one."""
+        file = fd if isinstance(fd, int) else fd.fileno()
+        if file not in self._readers:
+            return False
+        self._readers.remove(file)
+        self.io.unregister(file)
         return True
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -221,3 +227,8 @@ class AsyncioLoop(asyncio.AbstractEventLoop):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def asyncio_loop(io: IoLoop) -> AsyncioLoop:
+    """The event loop of coroutines on an I/O loop that has been started."""
+    return AsyncioLoop(io)  # type: ignore[abstract]  # what asyncio leaves to loops raises NotImplementedError

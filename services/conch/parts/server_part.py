@@ -33,7 +33,7 @@ from conch.core.server_state import ServerState
 from conch.door.local_door import LocalDoor
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_connection import Handler
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.load_reports import LoadReports
 from conch.memory.regions import Regions
@@ -70,7 +70,7 @@ class Ports:
     """
 
     parts: Sequence[ServerPart]
-    loop: LoopThread
+    loop: HttpLoop
     addresses: ListeningAddresses
     reports: LoadReports
     metrics: Handler | None = None

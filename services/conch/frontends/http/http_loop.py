@@ -22,7 +22,7 @@ from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler, refusal
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.timeouts import ClientTimeouts
-from conch.ipc.asyncio_loop import AsyncioLoop, TimedCallback
+from conch.ipc.asyncio_loop import AsyncioLoop, TimedCallback, asyncio_loop
 from conch.ipc.loop import IO_LOOP, SharedLoop
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ DEFAULT_TIMEOUTS = ClientTimeouts()
 _T = TypeVar("_T")
 
 
-class LoopThread:
+class HttpLoop:
     """HTTP's use of an I/O loop; code on it must not block or compute for long.
 
     Args:
@@ -58,7 +58,7 @@ class LoopThread:
     def start(self) -> None:
         """Starts to use the loop, once."""
         if not self._running:
-            self.loop = AsyncioLoop(self._shared.hold())  # type: ignore[abstract]  # see there
+            self.loop = asyncio_loop(self._shared.hold())
             self._running = True
 
     def stop(self) -> None:
@@ -227,7 +227,7 @@ class HttpListener:
 
     def __init__(
         self,
-        thread: LoopThread,
+        thread: HttpLoop,
         handler: Handler,
         bound: socket.socket,
         tls: ssl.SSLContext | None,

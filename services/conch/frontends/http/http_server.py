@@ -17,7 +17,7 @@ from conch.door.operation_table import INFER, path_pattern
 from conch.frontends.http.cors import CrossOriginInference
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.http_options import HttpOptions, HttpTls
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RefusalLog, RouteTable, respond_not_found, route
@@ -58,20 +58,20 @@ class ListeningFronts(Protocol):
         most_connections: int,
         infer_bytes: int | None,
     ) -> PortListener:
-        """Listens on an address; the rest is as in `LoopThread.listen`.
+        """Listens on an address; the rest is as in `HttpLoop.listen`.
 
         Fronts decode infer requests with `infer_bytes`, the largest JSON or decompressed body.
         """
 
 
 class HttpFrontEnd:
-    """Serves REST on one port; the event loop thread may be shared with other listeners."""
+    """Serves REST on one port; the loop may be shared with other listeners."""
 
     def __init__(
         self,
         door: Door,
         options: HttpOptions,
-        thread: LoopThread,
+        loop: HttpLoop,
         reports: LoadReports,
         clock: Clock = monotonic_ns,
         metrics: Handler | None = None,
@@ -84,7 +84,7 @@ class HttpFrontEnd:
         self._providers = (*filter(None, [options.platform]), *options.further)
         self._door = door
         platform = options.platform
-        self._thread = thread
+        self._loop = loop
         # Headers are read as Latin-1.
         keys = {
             category: (key, value.encode().decode("latin-1"))
@@ -101,7 +101,7 @@ class HttpFrontEnd:
         most_bytes = options.max_input_bytes
         infer = InferRoute(
             door,
-            thread,
+            loop,
             self._pools.parsing,
             clock,
             most_bytes,
@@ -171,7 +171,7 @@ class HttpFrontEnd:
             return self._listener.port
         tls = None if options.tls is None else options.tls.context()
         timeouts = ClientTimeouts(idle_s=options.idle_timeout_s)
-        self._listener = self._thread.listen(self._handler, *address, tls, options.reuse_port, timeouts, most)
+        self._listener = self._loop.listen(self._handler, *address, tls, options.reuse_port, timeouts, most)
         return self._listener.port
 
     def finish_begun(self, grace_s: float) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
-from conch.frontends.http.http_loop import HttpListener, LoopThread
+from conch.frontends.http.http_loop import HttpListener, HttpLoop
 from conch.frontends.http.timeouts import ClientTimeouts, ConnectionSnapshot, ProgressCheck, WaitsFor
 from conch.ipc.loop import SharedLoop
 
@@ -71,7 +71,7 @@ class Held:
         self.entered = threading.Event()
         self._go = asyncio.Event()
 
-    def release(self, thread: LoopThread) -> None:
+    def release(self, thread: HttpLoop) -> None:
         """Gives leave."""
         thread.loop.call_soon_threadsafe(self._go.set)
 
@@ -86,9 +86,9 @@ class Held:
 
 
 @pytest.fixture
-def thread() -> Iterator[LoopThread]:
+def thread() -> Iterator[HttpLoop]:
     """A thread that is stopped after the test."""
-    thread = LoopThread(SharedLoop("test-loop"))
+    thread = HttpLoop(SharedLoop("test-loop"))
     yield thread
     thread.stop()
 
@@ -97,7 +97,7 @@ def client_of(listener: HttpListener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", listener.port), WAIT_S)
 
 
-def sent_at_once(thread: LoopThread, listener: HttpListener, data: bytes) -> socket.socket:
+def sent_at_once(thread: HttpLoop, listener: HttpListener, data: bytes) -> socket.socket:
     """A client that is idle at no time before it has sent something: the loop stands still until then."""
     stands, go_on = threading.Event(), threading.Event()
 
@@ -127,14 +127,14 @@ EXPECTING = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-con
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
+def test_half_requests_are_given_up(thread: HttpLoop, half: bytes) -> None:
     listener = thread.listen(Held(), "127.0.0.1", 0, timeouts=SHORT)
     with closing(sent_at_once(thread, listener, half)) as client:
         assert rest_of(client).startswith(b"HTTP/1.1 408 ")
     assert listener.close(WAIT_S)
 
 
-def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopThread) -> None:
+def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: HttpLoop) -> None:
     app = Held()
     listener = thread.listen(app, "127.0.0.1", 0, timeouts=SHORT)
     # Beside the beginning of another request, which waits for no other.
@@ -149,7 +149,7 @@ def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopT
     assert listener.close(WAIT_S)
 
 
-def test_half_requests_do_not_hold_up_the_end(thread: LoopThread) -> None:
+def test_half_requests_do_not_hold_up_the_end(thread: HttpLoop) -> None:
     listener = thread.listen(Held(), "127.0.0.1", 0, timeouts=ClientTimeouts(stopping_s=0.1))
     with closing(client_of(listener)) as client:
         client.sendall(EXPECTING)
@@ -158,7 +158,7 @@ def test_half_requests_do_not_hold_up_the_end(thread: LoopThread) -> None:
         assert rest_of(client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_still_comes_is_waited_for(thread: LoopThread) -> None:
+def test_a_body_that_still_comes_is_waited_for(thread: HttpLoop) -> None:
     app = Held()
     listener = thread.listen(app, "127.0.0.1", 0, timeouts=ClientTimeouts(stopping_s=WAIT_S))
     ended: list[bool] = []

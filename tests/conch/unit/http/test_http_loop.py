@@ -13,15 +13,15 @@ from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.infer.infer_route import ReplyMailbox
 from conch.ipc.loop import SharedLoop
 
 
 @pytest.fixture
-def thread() -> Iterator[LoopThread]:
+def thread() -> Iterator[HttpLoop]:
     """A thread that is stopped after the test."""
-    thread = LoopThread(SharedLoop("test-loop"))
+    thread = HttpLoop(SharedLoop("test-loop"))
     yield thread
     thread.stop()
 
@@ -34,7 +34,7 @@ def client_of(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), WAIT_S)
 
 
-def test_several_listeners_on_one_thread(thread: LoopThread) -> None:
+def test_several_listeners_on_one_thread(thread: HttpLoop) -> None:
     listeners = [thread.listen(hello, "127.0.0.1", 0) for _ in range(2)]
     assert len({listener.port for listener in listeners}) == 2
     assert [each.name for each in threading.enumerate()].count("test-loop") == 1
@@ -47,7 +47,7 @@ def test_several_listeners_on_one_thread(thread: LoopThread) -> None:
             client_of(listener.port)
 
 
-def test_idle_connections_are_closed_at_once(thread: LoopThread) -> None:
+def test_idle_connections_are_closed_at_once(thread: HttpLoop) -> None:
     listener = thread.listen(hello, "127.0.0.1", 0)
     with ExitStack() as stack:
         clients = [stack.enter_context(closing(client_of(listener.port))) for _ in range(50)]
@@ -58,7 +58,7 @@ def test_idle_connections_are_closed_at_once(thread: LoopThread) -> None:
         assert all(client.recv(1) == b"" for client in clients)
 
 
-def test_what_does_not_end_is_cut_off(thread: LoopThread) -> None:
+def test_what_does_not_end_is_cut_off(thread: HttpLoop) -> None:
     entered, cancelled = threading.Event(), threading.Event()
 
     async def never(exchange: HttpExchange) -> None:
@@ -76,7 +76,7 @@ def test_what_does_not_end_is_cut_off(thread: LoopThread) -> None:
         assert cancelled.wait(WAIT_S)
 
 
-def test_a_client_that_is_refused_and_stays_holds_up_no_other(thread: LoopThread) -> None:
+def test_a_client_that_is_refused_and_stays_holds_up_no_other(thread: HttpLoop) -> None:
     listener = thread.listen(hello, "127.0.0.1", 0, most_connections=1)
     with closing(client_of(listener.port)) as first, closing(client_of(listener.port)) as refused:
         assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
@@ -85,7 +85,7 @@ def test_a_client_that_is_refused_and_stays_holds_up_no_other(thread: LoopThread
     assert listener.close(WAIT_S)
 
 
-def test_a_taken_port(thread: LoopThread) -> None:
+def test_a_taken_port(thread: HttpLoop) -> None:
     listener = thread.listen(hello, "127.0.0.1", 0)
     with pytest.raises(UnavailableError, match=f"Socket '127.0.0.1:{listener.port}' already in use "):
         thread.listen(hello, "127.0.0.1", listener.port)
@@ -94,7 +94,7 @@ def test_a_taken_port(thread: LoopThread) -> None:
     listener.close(0.0)
 
 
-def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
+def test_the_mailbox_loses_nothing_and_keeps_order(thread: HttpLoop) -> None:
     thread.start()
     mailbox = ReplyMailbox(thread)
     got: list[tuple[int, int]] = []
@@ -119,7 +119,7 @@ def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
         assert [number for each, number in got if each == who] == list(range(2000))
 
 
-def test_a_mailbox_of_a_closed_loop(thread: LoopThread) -> None:
+def test_a_mailbox_of_a_closed_loop(thread: HttpLoop) -> None:
     thread.start()
     mailbox = ReplyMailbox(thread)
     thread.stop()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.servers import WAIT_S
 
-from conch.ipc.asyncio_loop import AsyncioLoop
+from conch.ipc.asyncio_loop import AsyncioLoop, asyncio_loop
 from conch.ipc.loop import SharedLoop
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -24,7 +24,7 @@ def loop() -> Iterator[AsyncioLoop]:
     """A loop that is closed after the test."""
     shared = SharedLoop("test-loop")
     io = shared.hold()
-    loop = AsyncioLoop(io)  # type: ignore[abstract]  # see there
+    loop = asyncio_loop(io)
     yield loop
     asyncio.run_coroutine_threadsafe(loop.cancel_tasks(), loop).result(WAIT_S)
     loop.close()
@@ -122,12 +122,13 @@ def test_a_reader_is_called_until_it_is_removed(loop: AsyncioLoop, run: Run) -> 
 
     with one, other:
         assert run(work()) == (b"abc", True)
+        assert not loop.remove_reader(one), "it is removed"
 
 
 def test_a_closed_loop_takes_nothing() -> None:
     shared = SharedLoop("test-loop")
     io = shared.hold()
-    loop = AsyncioLoop(io)  # type: ignore[abstract]  # see there
+    loop = asyncio_loop(io)
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
         loop.call_soon_threadsafe(print)

@@ -32,7 +32,7 @@ from conch.door.door import Door
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
 from conch.frontends.http.http_exchange import DecodedBody, FrontReply, HttpExchange, Reply
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
@@ -123,8 +123,8 @@ class ReplyMailbox:
     loop again.
     """
 
-    def __init__(self, thread: LoopThread) -> None:
-        self._thread = thread
+    def __init__(self, loop: HttpLoop) -> None:
+        self._loop = loop
         self._filled: deque[tuple[InferCall, Reply | FrontReply]] = deque()
         self._waking = False
 
@@ -133,7 +133,7 @@ class ReplyMailbox:
         self._filled.append((call, reply))
         if not self._waking:
             self._waking = True
-            self._thread.call_soon(self._empty)
+            self._loop.call_soon(self._empty)
 
     def _empty(self) -> None:
         self._waking = False  # first: later replies wake the loop again
@@ -148,7 +148,7 @@ class InferRoute:
 
     Args:
         door: The core.
-        thread: The event loop thread.
+        loop: The loop of the port.
         workers: Pool for large bodies.
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
@@ -159,7 +159,7 @@ class InferRoute:
     def __init__(
         self,
         door: Door,
-        thread: LoopThread,
+        loop: HttpLoop,
         workers: ParsingPool,
         clock: Clock,
         most_bytes: int,
@@ -170,8 +170,8 @@ class InferRoute:
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
-        self._thread = thread
-        self._mailbox = ReplyMailbox(thread)
+        self._loop = loop
+        self._mailbox = ReplyMailbox(loop)
         self._decode = RequestDecoder(most_bytes)
         self._encode = ResponseEncoder()
         self._forwarder = HeaderForwarder(forward_pattern) if forward_pattern else None
@@ -256,7 +256,7 @@ class InferRoute:
                 request, quick, model, exchange, exchange.size, single=DECOUPLED, fit=fit
             )
             if claim is not None:
-                self._thread.queue_inline(claim)
+                self._loop.queue_inline(claim)
         except (LargeRegionsError, SlowTextError):
             raise
         except Exception as error:  # boundary: the client gets an answer, whatever happens
