@@ -7,6 +7,7 @@ It answers IN with OUT, and in SEEN says what it saw: the ids of the batch, the 
 | ``started`` | path of a file to create when execution begins |
 | ``wait_for`` | path of a file; execution goes on when it exists |
 | ``until_cancelled`` | path of a file to create once the model sees that the request is cancelled |
+| ``then_wait_for`` | path of a file; execution goes on, after the cancellation, when it exists |
 | ``do`` | ``raise``, ``exit``, ``too few``, ``no list`` or ``no response``: how `execute` goes wrong |
 | ``error`` | name of the TritonError code this one request is answered with |
 """
@@ -48,6 +49,8 @@ class TritonPythonModel:
             if path := orders.get("until_cancelled"):
                 _until(request.is_cancelled)
                 Path(path).touch()
+            if path := orders.get("then_wait_for"):
+                _until(Path(path).exists)
             match orders.get("do"):
                 case "raise":
                     raise ValueError("told to")

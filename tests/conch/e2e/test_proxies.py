@@ -110,8 +110,9 @@ def test_streams(client: triton.InferenceServerClient) -> None:
 def test_deadlines_and_cancellation_reach_the_model(
     client: triton.InferenceServerClient, tmp_path: Path
 ) -> None:
-    started, cancelled = tmp_path / "started", tmp_path / "cancelled"
-    orders = {"started": str(started), "until_cancelled": str(cancelled)}
+    started, cancelled, go = tmp_path / "started", tmp_path / "cancelled", tmp_path / "go"
+    # The model sees the deadline a moment before the port ends the call: it must not answer in between.
+    orders = {"started": str(started), "until_cancelled": str(cancelled), "then_wait_for": str(go)}
 
     def late(deadline_s: float) -> str:
         with pytest.raises(InferenceServerException) as raised:
@@ -120,6 +121,7 @@ def test_deadlines_and_cancellation_reach_the_model(
 
     assert past_deadline(late, started.exists, first_s=1.0) == "StatusCode.DEADLINE_EXCEEDED"
     eventually(cancelled.exists, "the model sees the end of the deadline")
+    go.touch()
     cancelled.unlink()
     started.unlink()
     outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -213,6 +213,39 @@ def test_a_stream_has_an_event_for_each_response(
     assert (response.status_code, events(response)) == (200, expected)
 
 
+def test_a_long_response_is_encoded_elsewhere_and_keeps_its_place(rest: Rest, model: Scripted) -> None:
+    numbers = np.arange(50_000, dtype=np.int32)
+    texts = [b"ab", "ü".encode(), b'"'] * 20_000
+    encoders: list[str] = []
+
+    class Seen(Tensor):
+        def detached(self, name: str) -> Tensor:
+            return Seen.from_array(name, self.numpy().copy())
+
+        def numpy(self) -> Any:
+            encoders.append(threading.current_thread().name)
+            return super().numpy()
+
+    long = Seen.from_array("OUT", numbers)
+    said = [long, Tensor.from_array("OUT", np.array(texts, np.object_))]
+    said.append(Tensor.from_array("OUT", np.zeros(100_000, np.float16)))
+
+    def script(request: InferenceRequest) -> None:
+        for each in said:
+            request.respond(InferenceResponse([each]), False)
+            request.respond(response(1), False)
+        numbers[:] = 0  # the array is the model's again
+        request.respond(None)
+
+    model.script = script
+    first, short, second, _, third, _ = events(ask(rest, STREAM, {"IN": 1}))
+    assert short == answer(1)
+    assert first["OUT"] == list(range(50_000))
+    assert second["OUT"] == [each.decode() for each in texts]
+    assert third["error"].startswith("sending FP16 data via JSON is not supported.")
+    assert encoders[-1].startswith("conch-http-parse")
+
+
 def test_a_large_body_is_taken_apart_elsewhere(rest: Rest, model: Scripted) -> None:
     model.script = says(1)
     numbers = list(range(50_000))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,17 +25,20 @@ from conch.door.door import Door
 from conch.door.operation_table import path_pattern
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools, loaded
+from conch.frontends.http.http_pools import AbandonedError, Pools, loaded
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
+from conch.frontends.yield_gil import yield_gil
 
 _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _PIECE: Final = 16 * 1024
+_SHORT: Final = 128 << 10
+"""Bytes of tensors that the model's thread or the I/O loop encodes; the parsing pool encodes more."""
 _MOST_TEMPLATES: Final = 512
 _Template = tuple[list[tuple[bytes, int]], bytes]
 """The text before each value, with the value's index, in order; and the text behind the last one."""
@@ -101,48 +105,92 @@ class Item(NamedTuple):
     refused: ConchError | None = None
 
 
+class LongItem(NamedTuple):
+    """A response that takes long to encode.
+
+    Attributes:
+        encode: Encodes it.
+        size: Bytes of its tensors.
+    """
+
+    encode: Callable[[], Item]
+    size: int
+
+
 class GenerateCall:
     """A running request and its responses.
 
     Args:
         admission: Admission of the front end.
         mailbox: Wakes the event loop.
-
-    Attributes:
-        responses: The responses.
+        exchange: The HTTP request.
+        pools: Encode long responses.
     """
 
-    def __init__(self, admission: Admission, mailbox: Mailbox) -> None:
+    def __init__(self, admission: Admission, mailbox: Mailbox, exchange: HttpExchange, pools: Pools) -> None:
         self._admission = admission
+        self._exchange = exchange
+        self._pools = pools
         self._request: InferenceRequest | None = None
-        self.responses: ResponseQueue[Item] = ResponseQueue(mailbox)
+        self._responses: ResponseQueue[Item | LongItem] = ResponseQueue(mailbox)
 
-    def begin(self, request: InferenceRequest, exchange: HttpExchange) -> None:
+    def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted; any thread."""
         self._request = request
-        request.reader = self.responses
-        request.context = exchange
+        request.reader = self._responses
+        request.context = self._exchange
 
     def end(self) -> None:
         """Closes the queue and cancels the request if it still runs."""
-        self.responses.close()
+        self._responses.close()
         request, self._request = self._request, None  # breaks a reference cycle
         if request is not None and not request.completed:
             self._admission.cancel(request)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Encodes and queues a response, on the model's thread or the I/O loop."""
-        try:
-            item = _item(request, response, final)
-        except ConchError as error:
-            item = _failure(error, final)
-        except Exception as error:  # boundary: outputs that user code has made
-            # A missing response would go unnoticed, so the request ends, as after a worker's failure.
-            item = _failure(unsendable(request.model_name, response, error), True)
-        size = len(item.body or b"")
+        """Queues a response, encoded if it is short, on the model's thread or the I/O loop."""
+        item = _queued(request, response, final)
+        size = item.size if isinstance(item, LongItem) else len(item.body or b"")
         if request.watch is not None:
             request.watch.bytes_out += size
-        self.responses.put(item, size)
+        self._responses.put(item, size)
+
+    async def take_all(self) -> list[Item] | None:
+        """Waits for responses and takes those there are; None once the call has ended."""
+        taken = await self._responses.take_all()
+        return None if taken is None else [await self._finished(item) for item in taken]
+
+    async def _finished(self, item: Item | LongItem) -> Item:
+        if isinstance(item, Item):
+            return item
+        try:
+            return await parsed(self._exchange, self._pools, item.encode)
+        except ConchError as error:  # the server stops, or the client has gone
+            return _failure(error, True)
+
+
+def _queued(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item | LongItem:
+    try:
+        if response is not None and (size := sum(tensor.nbytes for tensor in response.outputs)) > _SHORT:
+            # The model may write to its arrays when this thread goes on.
+            outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
+            kept = InferenceResponse(outputs, parameters=response.parameters)
+            return LongItem(partial(_encoded, request, kept, final), size)
+    except Exception as error:  # boundary: outputs that user code has made
+        return _failure(unsendable(request.model_name, response, error), True)
+    return _encoded(request, response, final)
+
+
+def _encoded(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item:
+    try:
+        return _item(request, response, final)
+    except AbandonedError:
+        raise
+    except ConchError as error:
+        return _failure(error, final)
+    except Exception as error:  # boundary: outputs that user code has made
+        # A missing response would go unnoticed, so the request ends, as after a worker's failure.
+        return _failure(unsendable(request.model_name, response, error), True)
 
 
 def _item(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item:
@@ -182,7 +230,9 @@ class Submission:
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)
-            call = GenerateCall(self._admission, self._mailbox_of(asyncio.get_running_loop()))
+            call = GenerateCall(
+                self._admission, self._mailbox_of(asyncio.get_running_loop()), exchange, self._pools
+            )
             exchange.on_disconnect = call.end
             try:
                 try:
@@ -222,7 +272,7 @@ class Submission:
         request = received.request = InferenceRequest(
             received.name, received.version, {}, call.respond, received.received_ns
         )
-        call.begin(request, exchange)
+        call.begin(request)
         self._admission.admit(request, False, model, exchange, len(received.body), fit=fit)
 
 
@@ -246,7 +296,7 @@ async def _single(call: GenerateCall) -> Reply:
     found: list[Item] = []
     final = False
     while not final and len(found) < 2 and not (found and found[0].status != 200):
-        items = await call.responses.take_all()
+        items = await call.take_all()
         if items is None:
             raise ClientDisconnectError
         for item in items:
@@ -263,8 +313,7 @@ async def _single(call: GenerateCall) -> Reply:
 
 async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
     """Sends responses as server-sent events, as fast as the client reads; the first decides the status."""
-    responses = call.responses
-    items = await responses.take_all()
+    items = await call.take_all()
     if items is None:
         raise ClientDisconnectError
     if items[0].refused is not None:
@@ -282,7 +331,7 @@ async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
         if events:
             await exchange.send(b"".join(events))
         if not final:
-            items = await responses.take_all()
+            items = await call.take_all()
     exchange.end()
 
 
@@ -353,8 +402,14 @@ def _tensor(tensor: Tensor) -> bytes:
         data = tensor.data
         if int.from_bytes(data[:4], "little") == len(data) - 4:  # one string, without an array
             return _dumps(str(data[4:], "utf-8", "surrogateescape"))
-        strings = [element.decode(errors="surrogateescape") for element in decode_bytes(data)]
-        return _dumps(strings[0] if len(strings) == 1 else strings)
+        elements = decode_bytes(data)
+        if len(elements) == 1:
+            return _dumps(elements[0].decode(errors="surrogateescape"))
+        texts = (
+            [element.decode(errors="surrogateescape") for element in elements[start : start + _PIECE]]
+            for start in range(0, len(elements), _PIECE)
+        )
+        return _array(texts, True)
     array = tensor.numpy().ravel()
     finite = True
     if array.dtype.kind == "f":
@@ -362,9 +417,17 @@ def _tensor(tensor: Tensor) -> bytes:
         array = array.astype(np.float64)  # or numbers would be rounded to the digits that FP32 needs
     if array.size == 1:
         return _dumps(array[0].item(), finite)
-    # In pieces: while one is written no other thread can run.
-    pieces = (array[start : start + _PIECE].tolist() for start in range(0, array.size, _PIECE))
-    return b"[" + b",".join(_dumps(piece, finite)[1:-1] for piece in pieces) + b"]"
+    return _array((array[start : start + _PIECE].tolist() for start in range(0, array.size, _PIECE)), finite)
+
+
+def _array(pieces: Iterable[list[Any]], finite: bool) -> bytes:
+    """One array of several; while one of them is written no other thread can run."""
+    written: list[bytes] = []
+    for piece in pieces:
+        if written:
+            yield_gil()
+        written.append(_dumps(piece, finite)[1:-1])
+    return b"[" + b",".join(written) + b"]"
 
 
 def _dumps(value: Any, finite: bool = True) -> bytes:
