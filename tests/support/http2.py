@@ -99,6 +99,14 @@ def settings(*values: tuple[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *one) for one in values))
 
 
+def events_of(connection: Http2Connection, data: bytes, now_ns: int) -> list[Event]:
+    """All events of what has arrived, however many frames it has."""
+    events = connection.receive(data, now_ns)
+    while connection.unparsed:
+        events += connection.receive(b"", now_ns)
+    return events
+
+
 def output(connection: Http2Connection) -> bytes:
     """All that a connection has to send."""
     parts = []

@@ -181,25 +181,29 @@ class Flood:
 
 FLOODS = {
     "streams that stay open": Flood(on_each_stream(lambda stream: headers(stream, BLOCK)), ended_by=()),
-    "streams reset at once": Flood(on_each_stream(lambda stream: headers(stream, BLOCK) + reset(stream))),
+    "streams reset at once": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK) + reset(stream)), ended_by=()
+    ),
     # What follows has the server reset streams ("MadeYouReset").
     "windows above 2^31-1": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + 2 * window_update(stream, MAX_WINDOW))
+        on_each_stream(lambda stream: headers(stream, BLOCK) + 2 * window_update(stream, MAX_WINDOW)),
+        ended_by=(),
     ),
     "increments of 0": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + window_update(stream, 0)), ended_by=BOTH
+        on_each_stream(lambda stream: headers(stream, BLOCK) + window_update(stream, 0)), ended_by=("grpcio",)
     ),
     "DATA of half-closed streams": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK, END_HEADERS | END_STREAM) + data(stream, b"x"))
+        on_each_stream(lambda stream: headers(stream, BLOCK, END_HEADERS | END_STREAM) + data(stream, b"x")),
+        ended_by=(),
     ),
     "HEADERS of half-closed streams": Flood(
-        on_each_stream(lambda stream: 2 * headers(stream, BLOCK, END_HEADERS | END_STREAM))
+        on_each_stream(lambda stream: 2 * headers(stream, BLOCK, END_HEADERS | END_STREAM)), ended_by=()
     ),
     "PRIORITY of a wrong length": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + priority(stream, bytes(4)))
+        on_each_stream(lambda stream: headers(stream, BLOCK) + priority(stream, bytes(4))), ended_by=()
     ),
     "malformed requests": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK + header_block(("X-A", "a"))))
+        on_each_stream(lambda stream: headers(stream, BLOCK + header_block(("X-A", "a")))), ended_by=()
     ),
     "empty CONTINUATION": Flood(after(headers(1, BLOCK, 0), continuation(1, b"", 0)), ended_by=BOTH),
     "CONTINUATION": Flood(
@@ -229,9 +233,9 @@ FLOODS = {
     ),
     "empty DATA": Flood(after(OPEN, data(1))),
     "WINDOW_UPDATE": Flood(after(OPEN, window_update(0, 1) + window_update(1, 1))),
-    "PRIORITY": Flood(after(OPEN, priority(1)), ended_by=()),
-    "RST_STREAM of a closed stream": Flood(after(OPEN, reset(1)), ended_by=()),
-    "unknown frames": Flood(after(b"", frame(0x16, 0, 0, bytes(8))), ended_by=()),
+    "PRIORITY": Flood(after(OPEN, priority(1))),
+    "RST_STREAM of a closed stream": Flood(after(OPEN, reset(1))),
+    "unknown frames": Flood(after(b"", frame(0x16, 0, 0, bytes(8)))),
     "DATA beyond the windows": Flood(
         after(OPEN + data(1, b"\0\x40\0\0\0"), data(1, bytes(16384)), 16), ended_by=()
     ),

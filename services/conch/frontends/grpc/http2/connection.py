@@ -9,6 +9,7 @@ Frames are read one after the other. DATA frames are passed on piece by piece as
 what was received, so that a frame may be larger than any buffer; the rest of a long one can be received into
 the owner's own buffer (`direct`, `received_directly`). All other frames are short, or are refused for their
 length, and wait in `_rest` until they are whole. Frames of unknown types are skipped as they arrive.
+Some frames are read at a time, as few bytes may be many: the others wait, `unparsed`.
 
 A stream is in `_streams` while a side of it is open. Of closed streams only this is kept: the last stream id
 (below it there is no idle stream), a few ranges of ids that the peer skipped, and the last streams that were
@@ -60,6 +61,7 @@ from conch.frontends.grpc.http2.events import (
     HeadersReceived,
     PingAcknowledged,
     PingReceived,
+    StreamRefused,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -125,6 +127,8 @@ from conch.frontends.grpc.http2.limits import (
 )
 from conch.frontends.grpc.http2.streams import Buffer, SendQueue, Stream
 
+# Frames that `receive` reads at once.
+FRAMES_AT_ONCE = 16
 # What is remembered of closed streams, and header lists known to be well-formed.
 _RESETS_REMEMBERED = 1024
 _GAPS_REMEMBERED = 32
@@ -171,6 +175,7 @@ class Http2Connection:
         # pieces, how much is missing. Without a stream, it is skipped.
         self._rest = bytearray()
         self._needed = 0
+        self.unparsed: tuple[bytes, int] | None = None
         self._preface_left = b"" if client else PREFACE
         self._data_stream: Stream | None = None
         self._data_left = 0
@@ -246,14 +251,20 @@ class Http2Connection:
     # Receiving
 
     def receive(self, data: bytes, now_ns: int) -> list[Event]:
-        """Takes what has arrived; `DataReceived` events refer to it."""
+        """Takes what has arrived, up to `FRAMES_AT_ONCE`; `DataReceived` events refer to it.
+
+        While frames are `unparsed`, it takes more of them and is to be called without data.
+        """
         if now_ns >= self._period_ends_ns:
             self._next_period(now_ns)
         events, self._events = self._events, []
         if self.closed:
             return events
         try:
-            if self._data_left or self._padding_left:
+            if self.unparsed is not None:
+                waiting, self.unparsed = self.unparsed, None
+                self._parse(*waiting, events)
+            elif self._data_left or self._padding_left:
                 position = self._continue_data(data, 0, events)
                 if position < len(data):
                     self._parse(data, position, events)
@@ -291,6 +302,7 @@ class Http2Connection:
         self.queued_bytes = 0
         self._ready.clear()
         self._rest.clear()
+        self.unparsed = None
         self._data_stream, self._data_left, self._padding_left = None, 0, 0
 
     def _receive_preface(self, data: bytes, events: list[Event]) -> None:
@@ -305,7 +317,12 @@ class Http2Connection:
         """Reads frames from a position on; keeps the rest."""
         end, most = len(data), self._settings.max_frame_size
         needed = HEAD_BYTES
+        frames = FRAMES_AT_ONCE
         while end - position >= HEAD_BYTES:
+            if not frames:
+                self.unparsed = data, position
+                return
+            frames -= 1
             word, flags, stream_id = unpack_head(data, position)
             kind, length = word & 0xFF, word >> 8
             stream_id &= MOST_STREAM_ID
@@ -327,6 +344,7 @@ class Http2Connection:
                     return
             elif after > end:
                 if kind > CONTINUATION:
+                    self._count_idle()
                     self._data_stream, self._data_left, self._padding_left = None, after - end, 0
                     return
                 self._check_length(kind, length)
@@ -337,10 +355,17 @@ class Http2Connection:
             elif kind <= CONTINUATION:
                 self._check_length(kind, length)
                 self._receive_whole(kind, flags, stream_id, data[start:after], events)
+            else:
+                self._count_idle()
             position = after
         if position < end:
             self._rest += memoryview(data)[position:]
             self._needed = needed
+
+    def _count_idle(self) -> None:
+        """Counts a frame that brings nothing."""
+        self._recent.idle += 1
+        self._recent.check_idle(self._limits)
 
     def _check_length(self, kind: int, length: int) -> None:
         """Raises where a frame that is read whole is too long."""
@@ -586,6 +611,10 @@ class Http2Connection:
         self._recent.opened += 1
         if stream_id > self._highest_taken:
             return
+        if self._recent.resets_much(self._limits):
+            self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
+            events.append(StreamRefused())
+            return
         if len(self._streams) >= self._settings.max_concurrent_streams:
             self._reset_for_error(stream_id, ErrorCode.REFUSED_STREAM, events)
             return
@@ -731,6 +760,7 @@ class Http2Connection:
         if len(payload) != 8:
             raise _frame_size_error("PING")
         if flags & ACK:
+            self._count_idle()
             events.append(PingAcknowledged(payload))
             return
         self._recent.pings += 1
@@ -750,9 +780,11 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         if stream is None and self._is_idle(stream_id):
             raise _protocol_error("RST_STREAM on an idle stream")
-        if stream is not None:
+        if stream is None:
+            self._count_idle()
+        else:
             # Not what was answered already, nor what began long ago, of which there is little.
-            counts = stream.sending and stream_id >= self._recent.first_stream_id
+            counts = stream.sending and not stream.answered and stream_id >= self._recent.first_stream_id
             self._drop(stream)
             events.append(StreamReset(stream_id, unpack_word(payload)[0]))
             if counts:
@@ -802,6 +834,7 @@ class Http2Connection:
                 self._ready[stream.id] = stream
 
     def _receive_priority(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        self._count_idle()
         if not stream_id:
             raise _protocol_error("PRIORITY on stream 0")
         if len(payload) != 5:
@@ -861,7 +894,6 @@ class Http2Connection:
     def _count_reset(self) -> None:
         if not self._client:
             self._recent.resets += 1
-            self._recent.check_resets(self._limits)
 
     def forgive_reset(self) -> None:
         """Takes a reset by the peer out of its budget: it had a reason."""
@@ -921,6 +953,7 @@ class Http2Connection:
         count = 0
         for one in buffers:
             count += len(one)
+        stream.answered = True
         queue = stream.queue
         if queue is None:
             if not count or (

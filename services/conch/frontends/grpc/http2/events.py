@@ -70,6 +70,12 @@ class StreamReset(Event):
         self.code = code
 
 
+class StreamRefused(Event):
+    """A stream was refused, as the peer resets too many."""
+
+    __slots__ = ()
+
+
 class WindowOpened(Event):
     """Queued data of a stream went to the output: `unsent` fell."""
 

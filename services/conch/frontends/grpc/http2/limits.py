@@ -31,8 +31,8 @@ class Reason(StrEnum):
     HEADER_BLOCK = "header_block"
     HEADER_LIST = "header_list"
     CONTROL_FRAME = "control_frame"
-    RESETS = "resets"
     EMPTY_DATA = "empty_data"
+    IDLE_FRAMES = "idle_frames"
     PINGS = "pings"
     SETTINGS = "settings"
     UNSENT_ACKS = "unsent_acks"
@@ -71,13 +71,14 @@ class LocalSettings:
 
 @dataclass(frozen=True)
 class Http2Limits:
-    """Limits of a peer; above one its connection is closed with ENHANCE_YOUR_CALM."""
+    """Limits of a peer; above one, but for `resets`, its connection is closed with ENHANCE_YOUR_CALM."""
 
     continuations: int = 8
     header_block_bytes: int = 65_536
     # Of SETTINGS, GOAWAY and the like, which are read whole.
     control_frame_bytes: int = 16_384
-    # Streams reset by the peer or for its errors; also more than half of those that it opened.
+    # Streams reset by the peer before they are answered, or for its errors. While they are more than half of
+    # those that it opened, too, new ones are refused.
     resets: int = 200
     empty_data_in_a_row: int = 100
     # A second, on average; each stream and DATA frame sent allows one more PING (for clients that measure
@@ -85,6 +86,9 @@ class Http2Limits:
     pings_per_second: int = 20
     settings_per_second: int = 20
     window_updates_per_second: int = 100
+    # PRIORITY, acknowledged PINGs, frames of unknown types, resets of streams that are gone; besides two for
+    # each stream.
+    idle_per_second: int = 100
     # PING and SETTINGS that are acknowledged in output that is not taken yet.
     unsent_acks: int = 100
     # DATA in output that is not taken yet; more waits in the streams' queues.
@@ -98,6 +102,7 @@ class Recent:
         "_before",
         "data_sent",
         "first_stream_id",
+        "idle",
         "opened",
         "pings",
         "resets",
@@ -106,14 +111,15 @@ class Recent:
     )
 
     def __init__(self) -> None:
-        self.opened = self.resets = self.pings = self.settings = self.updates = self.data_sent = 0
+        self.opened = self.resets = self.pings = self.settings = self.updates = 0
+        self.data_sent = self.idle = 0
         # The first stream of these periods: the reset of an older one is no attack, as they are few.
         self.first_stream_id = 0
-        self._before = (0, 0, 0, 0, 0, 0, 0)
+        self._before = (0, 0, 0, 0, 0, 0, 0, 0)
 
     def next_period(self, next_stream_id: int, skipped: bool) -> None:
         """Forgets what was counted before the current period, and that, too, if a period was `skipped`."""
-        opened, resets, pings, settings, updates, data_sent, first = self._before
+        opened, resets, pings, settings, updates, data_sent, idle, first = self._before
         self._before = now = (
             self.opened - opened,
             self.resets - resets,
@@ -121,18 +127,32 @@ class Recent:
             self.settings - settings,
             self.updates - updates,
             self.data_sent - data_sent,
+            self.idle - idle,
             next_stream_id,
         )
         self.first_stream_id = first
         if skipped:
-            now = self._before = (0, 0, 0, 0, 0, 0, next_stream_id)
+            now = self._before = (0, 0, 0, 0, 0, 0, 0, next_stream_id)
             self.first_stream_id = next_stream_id
-        self.opened, self.resets, self.pings, self.settings, self.updates, self.data_sent, _ = now
+        (
+            self.opened,
+            self.resets,
+            self.pings,
+            self.settings,
+            self.updates,
+            self.data_sent,
+            self.idle,
+            _,
+        ) = now
 
-    def check_resets(self, limits: Http2Limits) -> None:
-        """Raises where the peer resets streams as fast as it opens them."""
-        if self.resets > limits.resets and self.resets * 2 > self.opened:
-            raise too_much(Reason.RESETS, "too many streams were reset")
+    def resets_much(self, limits: Http2Limits) -> bool:
+        """True if the peer resets streams as fast as it opens them."""
+        return self.resets > limits.resets and self.resets * 2 > self.opened
+
+    def check_idle(self, limits: Http2Limits) -> None:
+        """Raises where there are too many frames that bring nothing."""
+        if self.idle > limits.idle_per_second * PERIODS_S + 2 * self.opened:
+            raise too_much(Reason.IDLE_FRAMES, "too many frames that bring nothing")
 
     def check_pings(self, limits: Http2Limits) -> None:
         """Raises where there are more PINGs than traffic explains."""

@@ -50,6 +50,7 @@ class Stream:
     """A stream that is open (both sides), half-closed (remote: only sending; local: only receiving)."""
 
     __slots__ = (
+        "answered",
         "content_left",
         "freed",
         "headed",
@@ -67,6 +68,8 @@ class Stream:
         self.id = stream_id
         self.receiving = receiving
         self.sending = True
+        # Data was sent: the peer's reset, as of a stream that it has had enough of, costs nothing more.
+        self.answered = False
         # The head of the peer's message was received, so that what follows it are trailers.
         self.headed = headed
         # Of the peer's content-length, if it gave one.

@@ -43,6 +43,7 @@ _INTERNAL = 13
 _UNIMPLEMENTED = 12
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
 _LEAST_PATIENCE_NS = 10_000_000
+_MESSAGES_AT_ONCE = 8
 _NO_BUFFERS: tuple[Buffer, ...] = ()
 
 
@@ -85,6 +86,9 @@ class CallConnection(Protocol):
 
     def give_back(self, call: StreamCall) -> None:
         """Gives withheld bytes back to the client's window; no message waits any more."""
+
+    def deliver_later(self, call: StreamCall) -> None:
+        """Has a stream deliver more of its messages in the connection's next turn."""
 
     def expire(self, call: OpenCall) -> None:
         """Ends a call whose deadline is over."""
@@ -250,9 +254,9 @@ class UnaryCall(TransportCall):
             self.new_reader()
         reader = self._reader
         assert reader is not None
-        messages = reader.feed(data, start, end)
-        if messages:
-            self._take(messages[0])
+        _, message = reader.feed(data, start, end)
+        if message is not None:
+            self._take(message)
         elif reader.failure is not None:
             self.refuse_message(reader.failure)
 
@@ -386,6 +390,16 @@ def _size(buffer: Buffer) -> int:
     return buffer.nbytes if type(buffer) is memoryview else len(buffer)
 
 
+class _Data:
+    """Received data whose messages are not taken apart yet; `start` is where the next one begins."""
+
+    __slots__ = ("rest", "start")
+
+    def __init__(self, rest: bytes) -> None:
+        self.rest = rest
+        self.start = 0
+
+
 def _ignore_message(message: Buffer | None) -> None:
     """The `on_message` of a stream that has ended."""
 
@@ -405,9 +419,10 @@ class StreamCall(TransportCall, Reader):
     streams together have too many; what the client sends meanwhile is withheld from its window. What is
     written is taken in any case: the call is the `Reader` of its requests.
 
-    Fields of the loop's thread: `_inbox` (messages that wait for `read_next`), `_wanted` (`read_next` was
-    called), `_delivering`. Guarded by the lock: `_outbox`, `_backlog`, `_closing` (the trailers that follow
-    the outbox; after them `write` drops messages), `_send_queued`.
+    Fields of the loop's thread: `_inbox` (messages that wait for `read_next`; behind them data that is not
+    taken apart yet, as few bytes may be many messages), `_wanted` (`read_next` was called), `_delivering`.
+    Guarded by the lock: `_outbox`, `_backlog`, `_closing` (the trailers that follow the outbox; after them
+    `write` drops messages), `_send_queued`.
     """
 
     __slots__ = (
@@ -430,7 +445,7 @@ class StreamCall(TransportCall, Reader):
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         TransportCall.__init__(self, connection, stream_id, head, now_ns)
         self.new_reader()
-        self._inbox: deque[Received | None] = deque()
+        self._inbox: deque[Received | _Data | None] = deque()
         self._wanted = self._delivering = self._started = False
         self._lock = threading.Lock()
         self._backlog = connection.open_calls.new_backlog()
@@ -459,12 +474,24 @@ class StreamCall(TransportCall, Reader):
         """True if the headers have been sent."""
         return self._started
 
+    def receive_buffer(self) -> memoryview | None:
+        """See `TransportCall`."""
+        if self._inbox and type(self._inbox[-1]) is _Data:
+            return None
+        return TransportCall.receive_buffer(self)
+
     def receive(self, data: bytes, start: int, end: int) -> None:
         """Takes a piece of data."""
-        reader = self._reader
+        reader, inbox = self._reader, self._inbox
         if reader is None:
             return  # it has ended
-        self._inbox += reader.feed(data, start, end)
+        if not (inbox and type(inbox[-1]) is _Data):
+            while start < end and len(inbox) < _MESSAGES_AT_ONCE and reader.failure is None:
+                start, message = reader.feed(data, start, end)
+                if message is not None:
+                    inbox.append(message)
+        if start < end and reader.failure is None:
+            inbox.append(_Data(data[start:end]))
         self._deliver()
         if reader.failure is not None:
             self.close(reader.failure.status, str(reader.failure))
@@ -486,8 +513,6 @@ class StreamCall(TransportCall, Reader):
     def half_close(self) -> None:
         """Notes the end of what the client sends."""
         self.half_closed = True
-        if self._reader is not None and not self._reader.empty:
-            self.close(_INTERNAL, "the last message ends too early")
         self._inbox.append(None)
         self._deliver()
 
@@ -495,11 +520,22 @@ class StreamCall(TransportCall, Reader):
         if self._delivering:
             return  # the loop below goes on
         self._delivering = True
+        left = _MESSAGES_AT_ONCE
         try:
             exceeds = self._backlog.exceeds
             while self._wanted and self._inbox and not self.ended and not exceeds(MOST_UNREAD_BYTES):
-                self._wanted = False
+                if not left:
+                    self.connection.deliver_later(self)
+                    break
+                left -= 1
                 message = self._inbox.popleft()
+                if isinstance(message, _Data):
+                    message = self._take_apart(message)
+                    if message is None:
+                        continue
+                elif message is None and self._reader is not None and not self._reader.empty:
+                    self.close(_INTERNAL, "the last message ends too early")
+                self._wanted = False
                 if isinstance(message, CompressedMessage):
                     self.connection.decompress(self, message, self._decompressed)
                 else:
@@ -508,6 +544,22 @@ class StreamCall(TransportCall, Reader):
             self._delivering = False
         if self.withheld and not self._inbox:
             self.connection.give_back(self)
+
+    def _take_apart(self, data: _Data) -> Received | None:
+        """Takes the first message off data; None if it is not complete."""
+        reader = self._reader
+        if reader is None:
+            return None
+        data.start, message = reader.feed(data.rest, data.start, len(data.rest))
+        if reader.failure is not None:
+            self.close(reader.failure.status, str(reader.failure))
+        elif data.start < len(data.rest):
+            self._inbox.appendleft(data)
+        return message
+
+    def deliver(self) -> None:
+        """Delivers more messages, in a turn of the connection."""
+        self._deliver()
 
     def _decompressed(self, message: bytes | MessageError) -> None:
         if isinstance(message, MessageError):

@@ -1,9 +1,11 @@
 """One client's connection: reads its socket, turns HTTP/2's events to calls, and sends answers.
 
 Theory of operation. `on_ready` reads what has come, a few times at most, so that clients take turns; the
-sans-IO connection turns it to events, which open calls or feed them. Answers of calls go into the sans-IO
-connection, which frames them as flow control allows; at the end of the loop's round `flush` sends what there
-is, in one call if possible. A long message is received into its own buffer.
+sans-IO connection turns it to events, which open calls or feed them. As few bytes may be many frames or
+messages, a turn ends after `_TURN_NS` or some of them: `_go_on` has the next one, after the events of other
+sockets, and this one is not read before. Answers of calls go into the sans-IO connection, which frames them
+as flow control allows; at the end of the loop's round `flush` sends what there is, in one call if possible. A
+long message is received into its own buffer.
 
 Life of a connection:
 
@@ -44,6 +46,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -62,6 +65,7 @@ from conch.frontends.grpc.http2.events import (
     HeadersReceived,
     PingAcknowledged,
     PingReceived,
+    StreamRefused,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -85,6 +89,7 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _LONG_READ_BYTES = 256 * 1024  # while a long message is being received
 _READS = 4
+_TURN_NS = 1_000_000
 _CROWDED_BYTES = 64 << 20
 MOST_PARTIAL_BYTES = 512 << 20
 _MOST_UNREAD_BYTES = 512 << 20
@@ -156,6 +161,8 @@ class GrpcConnection:
         self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
         self._gone_away = False  # new calls are refused
         self._watching = False  # for progress
+        self._going_on = False  # `_go_on` has what the last turn left
+        self._undelivered: deque[StreamCall] = deque()  # streams with messages for the next turn
         self.answers = 0
         self._leaving = False  # the client was asked to leave
 
@@ -277,6 +284,7 @@ class GrpcConnection:
             self.guarded(call, call.cancelled)
         received.forget(self)
         self._writers.clear()
+        self._undelivered.clear()
         self._partial.clear()
         self._crowded.clear()
         self._partial_bytes = 0
@@ -304,10 +312,10 @@ class GrpcConnection:
         return True
 
     def _read(self) -> None:
-        wire, http2 = self._wire, self._http2
+        wire, http2, clock = self._wire, self._http2, self._port.clock
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
         for _ in range(_READS):
-            if self._state is State.CLOSED or self._overloaded():
+            if self._going_on or self._state is State.CLOSED or self._overloaded():
                 break
             direct = http2.direct()
             if direct is None or not self._read_directly(*direct):
@@ -320,9 +328,12 @@ class GrpcConnection:
                         self.close()
                     return
                 self._keep_alive.heard = True
-                events = http2.receive(data, self._port.clock())
+                now_ns = clock()
+                events = http2.receive(data, now_ns)
                 if events:
                     self._handle(events)
+                if http2.unparsed:
+                    self._parse_on(now_ns)
                 if len(data) < size and wire.reads_all:
                     break
         if self._state is State.CLOSED:
@@ -332,6 +343,43 @@ class GrpcConnection:
         elif wire.pending():
             # What TLS has decrypted must not be left there: the socket does not tell of it.
             self.loop.call_soon(self._read_pending)
+        self.loop.flush_later(self)
+
+    def _parse_on(self, since_ns: int) -> None:
+        """Handles frames that wait, as long as the turn lasts."""
+        http2 = self._http2
+        while http2.unparsed and self._state is not State.LINGERING:
+            if self._overloaded() and self._blocked:
+                return  # `_send_blocked` goes on
+            now_ns = self._port.clock()
+            if now_ns - since_ns > _TURN_NS or self._overloaded():
+                self._go_on_later()
+                return
+            self._handle(http2.receive(b"", now_ns))
+
+    def deliver_later(self, call: StreamCall) -> None:
+        """Has a stream deliver more of its messages in the next turn."""
+        self._undelivered.append(call)
+        self._go_on_later()
+
+    def _go_on_later(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Has the next turn, with what the last one has left."""
+        self._going_on = False
+        since_ns = now_ns = self._port.clock()
+        waiting = len(self._undelivered)
+        while waiting and now_ns - since_ns <= _TURN_NS:
+            waiting -= 1
+            call = self._undelivered.popleft()
+            self.guarded(call, call.deliver)
+            now_ns = self._port.clock()
+        if self._undelivered:
+            self._go_on_later()
+        self._parse_on(since_ns)
         self.loop.flush_later(self)
 
     def _overloaded(self) -> bool:
@@ -406,6 +454,8 @@ class GrpcConnection:
             self._note_sent(event)
         elif isinstance(event, StreamReset):
             self._reset(event.stream_id)
+        elif isinstance(event, StreamRefused):
+            self._port.ended["resets"] += 1
         elif isinstance(event, TrailersReceived):
             call = self._calls.get(event.stream_id)
             if call is not None:
@@ -696,6 +746,8 @@ class GrpcConnection:
         if self._send(output):
             self.loop.modify(self._wire.fileno(), EPOLLIN)
             self.loop.call_soon(self._read_pending)
+            if self._http2.unparsed:
+                self._go_on_later()
             self.loop.flush_later(self)
 
     def _send(self, output: list[Buffer]) -> bool:

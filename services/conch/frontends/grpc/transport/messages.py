@@ -90,25 +90,24 @@ class MessageReader:
         """Bytes of the message that has begun."""
         return len(self._parts) if self._buffer is None else self._filled
 
-    def feed(self, data: bytes, start: int, end: int) -> list[Received]:
-        """Takes a piece of data; returns the messages that are complete now. A wrong one sets `failure`."""
-        messages: list[Received] = []
-        while start < end and self.failure is None:
+    def feed(self, data: bytes, start: int, end: int) -> tuple[int, Received | None]:
+        """Takes a piece of data up to the end of the first message; a wrong one sets `failure`.
+
+        Returns:
+            Where the rest of the data begins, and the message if it is complete now.
+        """
+        if self._size < 0:
+            start = self._read_prefix(data, start, end)
             if self._size < 0:
-                start = self._read_prefix(data, start, end)
-                if self._size < 0:
-                    break
-            count = min(end - start, self._size - self.partial_bytes)
-            if self._buffer is None:
-                self._parts += data[start : start + count]
-            else:
-                self._make_room(count)
-                self._buffer[self._filled : self._filled + count] = memoryview(data)[start : start + count]
-                self._filled += count
-            start += count
-            if self.partial_bytes == self._size:
-                messages.append(self._finish())
-        return messages
+                return start, None
+        count = min(end - start, self._size - self.partial_bytes)
+        if self._buffer is None:
+            self._parts += data[start : start + count]
+        else:
+            self._make_room(count)
+            self._buffer[self._filled : self._filled + count] = memoryview(data)[start : start + count]
+            self._filled += count
+        return start + count, self._finish() if self.partial_bytes == self._size else None
 
     def _read_prefix(self, data: bytes, start: int, end: int) -> int:
         """Reads the prefix, as far as it has come; returns where the rest of the data begins."""

@@ -19,7 +19,7 @@ from conch.ipc.loop import IoLoop
 
 # Beside those of HTTP/2.
 _REASONS = ("connections", "keep_alive", "setup", "stuck")
-_CALL_REASONS = ("partial_messages", "received_bytes", "slow_reader", "slow_sender")
+_CALL_REASONS = ("partial_messages", "received_bytes", "resets", "slow_reader", "slow_sender")
 
 _DECOMPRESSING_THREADS = 1
 

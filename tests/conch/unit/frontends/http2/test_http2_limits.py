@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from tests.support.http2 import (
+    ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -15,6 +17,7 @@ from tests.support.http2 import (
     HEADERS,
     PADDED,
     PING,
+    PRIORITY,
     REQUEST,
     RESPONSE,
     RST_STREAM,
@@ -23,6 +26,7 @@ from tests.support.http2 import (
     Frame,
     block,
     data,
+    events_of,
     frames,
     headers,
     output,
@@ -34,8 +38,16 @@ from tests.support.http2 import (
 )
 from tests.support.http2_peer import PREFACE, frame
 
-from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.events import ConnectionClosed, Event, PingReceived, StreamReset, WindowOpened
+from conch.frontends.grpc.http2.connection import FRAMES_AT_ONCE, Http2Connection
+from conch.frontends.grpc.http2.events import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    PingReceived,
+    StreamRefused,
+    StreamReset,
+    WindowOpened,
+)
 from conch.frontends.grpc.http2.frames import ErrorCode
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 
@@ -56,7 +68,7 @@ def feed(connection: Http2Connection, parts: Iterator[bytes], every_ns: int = 0)
     """Gives a connection parts, at intervals, until it closes: why it did, and after how many."""
     count = 0
     for count, part in enumerate(parts, 1):
-        if found := reason(connection.receive(part, count * every_ns)):
+        if found := reason(events_of(connection, part, count * every_ns)):
             return found, count
         output(connection)
     return None, count
@@ -72,40 +84,42 @@ def continued(count: int, each: bytes) -> bytes:
 
 
 def test_continuations() -> None:
-    assert len(server().receive(continued(8, b""), 0)) == 1
-    assert reason(server().receive(continued(9, b""), 0)) == Reason.CONTINUATIONS
+    assert len(events_of(server(), continued(8, b""), 0)) == 1
+    assert reason(events_of(server(), continued(9, b""), 0)) == Reason.CONTINUATIONS
 
 
 def test_bytes_of_a_header_block() -> None:
-    assert reason(server().receive(continued(8, bytes(9000)), 0)) == Reason.HEADER_BLOCK
+    assert reason(events_of(server(), continued(8, bytes(9000)), 0)) == Reason.HEADER_BLOCK
     # Before it is read, where a frame alone is too long.
     for length in (65_536, 65_537):
         start = frame(HEADERS, END_HEADERS, 1, bytes(length))[:9]
         expected = Reason.HEADER_BLOCK if length > 65_536 else None
-        assert reason(server().receive(start, 0)) == expected
-    assert reason(server().receive(frame(HEADERS, END_HEADERS, 1, bytes(65_537)), 0)) == Reason.HEADER_BLOCK
+        assert reason(events_of(server(), start, 0)) == expected
+    assert (
+        reason(events_of(server(), frame(HEADERS, END_HEADERS, 1, bytes(65_537)), 0)) == Reason.HEADER_BLOCK
+    )
 
 
 def test_header_lists() -> None:
     many = server(LocalSettings(max_header_list_bytes=1000))
-    assert story(many.receive(headers(1, (*REQUEST, (b"x", b"y" * 2000)), end=True), 0))[-1] == ("end", 1)
-    assert reason(many.receive(headers(3, (*REQUEST, (b"x", b"y" * 4000))), 0)) == Reason.HEADER_LIST
+    assert story(events_of(many, headers(1, (*REQUEST, (b"x", b"y" * 2000)), end=True), 0))[-1] == ("end", 1)
+    assert reason(events_of(many, headers(3, (*REQUEST, (b"x", b"y" * 4000))), 0)) == Reason.HEADER_LIST
 
 
 @pytest.mark.parametrize("kind", [SETTINGS, PING, 7])
 def test_control_frames_are_short(kind: int) -> None:
-    assert reason(server().receive(frame(kind, 0, 0, bytes(16_386))[:9], 0)) == Reason.CONTROL_FRAME
-    assert reason(server().receive(frame(kind, 0, 0, bytes(16_386)), 0)) == Reason.CONTROL_FRAME
+    assert reason(events_of(server(), frame(kind, 0, 0, bytes(16_386))[:9], 0)) == Reason.CONTROL_FRAME
+    assert reason(events_of(server(), frame(kind, 0, 0, bytes(16_386)), 0)) == Reason.CONTROL_FRAME
 
 
 def test_concurrent_streams() -> None:
     connection = server(LocalSettings(max_concurrent_streams=3))
-    connection.receive(b"".join(headers(number) for number in (1, 3, 5)), 0)
-    assert connection.receive(headers(7), 0) == []
+    events_of(connection, b"".join(headers(number) for number in (1, 3, 5)), 0)
+    assert events_of(connection, headers(7), 0) == []
     refused = Frame(RST_STREAM, 0, 7, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))
     assert list(frames(output(connection))) == [refused]
-    connection.receive(reset(1), 0)
-    assert len(connection.receive(headers(9), 0)) == 1
+    events_of(connection, reset(1), 0)
+    assert len(events_of(connection, headers(9), 0)) == 1
 
 
 def rapid_resets(from_id: int = 1) -> Iterator[bytes]:
@@ -132,9 +146,14 @@ def closed_streams() -> Iterator[bytes]:
 @pytest.mark.parametrize("attack", [rapid_resets, made_resets, refused_streams, closed_streams])
 @pytest.mark.parametrize("interval", [0, SECOND // 100, SECOND // 25])
 def test_resets(attack: type[Iterator[bytes]], interval: int) -> None:
-    found, count = feed(server(), attack(), interval)
-    assert (found, count >= 201) == (Reason.RESETS, True)
-    assert count <= 202
+    """A client that resets all that it gets has every other stream refused, and is not disconnected."""
+    connection = server()
+    refused = 0
+    for count, part in enumerate(islice(attack(), 2000)):
+        events = events_of(connection, part, count * interval)
+        assert reason(events) is None
+        refused += sum(isinstance(each, StreamRefused) for each in events)
+    assert refused >= (350 if interval > SECOND // 50 else 880)
 
 
 def test_slow_resets_are_no_attack() -> None:
@@ -153,37 +172,39 @@ def test_resets_of_half_of_the_streams_are_no_attack() -> None:
 def test_resets_of_old_streams_are_no_attack() -> None:
     """Deadlines of many calls pass at once, long after they began."""
     connection = server()
-    connection.receive(b"".join(headers(number) for number in range(1, 1001, 2)), 0)
+    events_of(connection, b"".join(headers(number) for number in range(1, 1001, 2)), 0)
     output(connection)
     for seconds in (6, 12):
-        connection.receive(b"", seconds * SECOND)
-    events = connection.receive(b"".join(reset(number) for number in range(1, 1001, 2)), 18 * SECOND)
+        events_of(connection, b"", seconds * SECOND)
+    events = events_of(connection, b"".join(reset(number) for number in range(1, 1001, 2)), 18 * SECOND)
     assert [type(event) for event in events] == [StreamReset] * 500
 
 
-def test_resets_after_the_answer_are_no_attack() -> None:
-    """A client ends its side by RST_STREAM where the answer came early."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_resets_after_the_answer_are_no_attack(ends: bool) -> None:
+    """A client ends its side by RST_STREAM where the answer came early, or has had enough of a stream."""
     connection = server()
     for number in range(1, 2001, 2):
-        connection.receive(headers(number), 0)
-        connection.send_headers(number, RESPONSE, end_stream=True)
-        assert connection.receive(reset(number), 0) == [StreamReset(number, 8)]
+        events_of(connection, headers(number), 0)
+        connection.send_headers(number, RESPONSE, end_stream=ends)
+        connection.send_data(number, [b"answer"])
+        assert events_of(connection, reset(number), 0) == [StreamReset(number, 8)]
         output(connection)
 
 
 def test_empty_data() -> None:
     for empty in (data(1, b""), frame(DATA, PADDED, 1, b"\5" + bytes(5))):
         connection = server()
-        connection.receive(headers(1), 0)
-        assert connection.receive((empty * 100 + data(1, b"x")) * 3, 0) != []
+        events_of(connection, headers(1), 0)
+        assert events_of(connection, (empty * 100 + data(1, b"x")) * 3, 0) != []
         assert feed(connection, iter([empty] * 101)) == (Reason.EMPTY_DATA, 101)
 
 
 @pytest.mark.parametrize("what", [POINTLESS, settings()])
 def test_acknowledgements_that_are_not_sent(what: bytes) -> None:
     connection = server()
-    assert reason(connection.receive(what * 100, 0)) is None
-    assert reason(connection.receive(what, 0)) == Reason.UNSENT_ACKS
+    assert reason(events_of(connection, what * 100, 0)) is None
+    assert reason(events_of(connection, what, 0)) == Reason.UNSENT_ACKS
 
 
 @pytest.mark.parametrize(("what", "found"), [(POINTLESS, Reason.PINGS), (settings(), Reason.SETTINGS)])
@@ -198,11 +219,11 @@ def test_rates(what: bytes, found: Reason) -> None:
 def test_pings_that_measure_the_bandwidth_are_no_flood() -> None:
     """Such as those of grpc-go: one for each round trip with data."""
     connection = server()
-    connection.receive(headers(1), 0)
+    events_of(connection, headers(1), 0)
     connection.send_headers(1, RESPONSE)
     for _ in range(2000):
         connection.send_data(1, [b"message"])
-        assert connection.receive(POINTLESS + window_update(1, 7) + window_update(0, 7), 0) == [
+        assert events_of(connection, POINTLESS + window_update(1, 7) + window_update(0, 7), 0) == [
             PingReceived()
         ]
         output(connection)
@@ -210,14 +231,42 @@ def test_pings_that_measure_the_bandwidth_are_no_flood() -> None:
 
 def test_window_updates() -> None:
     connection = server()
-    connection.receive(headers(1), 0)
+    events_of(connection, headers(1), 0)
     assert feed(connection, iter([window_update(0, 1)] * 2000)) == (Reason.WINDOW_UPDATES, 1003)
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [frame(PRIORITY, 0, 1, bytes(5)), frame(0xF0, 0, 0, b""), frame(PING, ACK, 0, bytes(8)), reset(1)],
+    ids=["priority", "unknown", "acknowledgement", "reset"],
+)
+def test_frames_that_bring_nothing(idle: bytes) -> None:
+    def connection() -> Http2Connection:
+        made = server()
+        events_of(made, headers(1) + reset(1), 0)
+        return made
+
+    assert feed(connection(), iter([idle] * 2000)) == (Reason.IDLE_FRAMES, 1003)
+    assert feed(connection(), iter([idle] * 2000), SECOND // 99) == (None, 2000)
+
+
+def test_some_frames_are_read_at_a_time() -> None:
+    connection = server()
+    many = b"".join(headers(number) for number in range(1, 101, 2))
+    assert len(connection.receive(many + data(99, b"x")[:5], 0)) == FRAMES_AT_ONCE
+    calls = 1
+    while connection.unparsed:
+        assert len(connection.receive(b"", 0)) <= FRAMES_AT_ONCE
+        calls += 1
+    assert calls == -(-50 // FRAMES_AT_ONCE)
+    (last,) = connection.receive(data(99, b"x")[5:], 0)
+    assert isinstance(last, DataReceived)
 
 
 def test_a_setting_of_windows_is_linear() -> None:
     """A frame that changes the windows of all streams thousands of times costs one look at each."""
     connection = server()
-    connection.receive(b"".join(headers(number, end=True) for number in range(1, 2049, 2)), 0)
+    events_of(connection, b"".join(headers(number, end=True) for number in range(1, 2049, 2)), 0)
     for number in range(1, 2049, 2):
         connection.send_data(number, [bytes(100)])
     many = settings(*[(4, number % 2 + 1) for number in range(2730)])
@@ -229,7 +278,7 @@ def test_a_setting_of_windows_is_linear() -> None:
 
     sys.setprofile(count)
     try:
-        assert reason(connection.receive(many, 0)) is None
+        assert reason(events_of(connection, many, 0)) is None
     finally:
         sys.setprofile(None)
     assert calls < 20_000
@@ -269,8 +318,8 @@ def size_of(value: object, seen: set[int] | None = None) -> int:
 
 def test_output_is_bounded_and_the_rest_is_unsent() -> None:
     connection = server(None, Http2Limits(output_bytes=100_000), (4, 2**31 - 1), (5, 2**14))
-    connection.receive(window_update(0, 2**30), 0)
-    connection.receive(headers(1, end=True), 0)
+    events_of(connection, window_update(0, 2**30), 0)
+    events_of(connection, headers(1, end=True), 0)
     connection.send_headers(1, RESPONSE)
     connection.send_data(1, [bytes(10**6)])
     connection.send_trailers(1, TRAILERS)
@@ -290,7 +339,7 @@ def test_output_is_bounded_and_the_rest_is_unsent() -> None:
 
 def test_small_messages_are_unsent_too_once_the_output_is_full() -> None:
     connection = server(None, Http2Limits(output_bytes=1000))
-    connection.receive(headers(1), 0)
+    events_of(connection, headers(1), 0)
     for _ in range(20):
         connection.send_data(1, [bytes(100)])
     assert connection.unsent(1) == 1000
@@ -299,13 +348,13 @@ def test_small_messages_are_unsent_too_once_the_output_is_full() -> None:
 
 def test_windows_of_a_peer_that_sends_too_much() -> None:
     connection = server(LocalSettings(initial_window=100_000, connection_window=150_000))
-    connection.receive(headers(1) + headers(3) + data(1, bytes(100_000)) + data(3, bytes(50_000)), 0)
-    assert story(connection.receive(data(1, b""), 0)) == []
-    events = connection.receive(data(3, b"x"), 0)
+    events_of(connection, headers(1) + headers(3) + data(1, bytes(100_000)) + data(3, bytes(50_000)), 0)
+    assert story(events_of(connection, data(1, b""), 0)) == []
+    events = events_of(connection, data(3, b"x"), 0)
     assert isinstance(events[-1], ConnectionClosed)
     assert events[-1].reason == Reason.FLOW_CONTROL
     connection = server(LocalSettings(initial_window=100_000, connection_window=150_000))
-    assert connection.receive(headers(1) + data(1, bytes(100_001)), 0)[1:] == [
+    assert events_of(connection, headers(1) + data(1, bytes(100_001)), 0)[1:] == [
         StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)
     ]
 
@@ -313,28 +362,28 @@ def test_windows_of_a_peer_that_sends_too_much() -> None:
 def test_all_that_is_received_comes_back_to_the_windows() -> None:
     """Also padding, and what a stream had not consumed when it closes."""
     connection = server(LocalSettings(initial_window=65_535, connection_window=65_535))
-    connection.receive(headers(1) + frame(DATA, PADDED, 1, bytes([200]) + bytes(19_999)), 0)
+    events_of(connection, headers(1) + frame(DATA, PADDED, 1, bytes([200]) + bytes(19_999)), 0)
     connection.consumed(1, 20_000 - 201)
     assert [(each.stream_id, each.word) for each in frames(output(connection))] == [(0, 20_000), (1, 20_000)]
-    connection.receive(data(1, bytes(20_000)) + reset(1), 0)
+    events_of(connection, data(1, bytes(20_000)) + reset(1), 0)
     assert [(each.stream_id, each.word) for each in frames(output(connection))] == [(0, 20_000)]
 
 
 def test_settings_that_open_a_window_wake_its_stream() -> None:
     connection = server(None, None, (4, 10))
-    connection.receive(headers(1, end=True), 0)
+    events_of(connection, headers(1, end=True), 0)
     connection.send_data(1, [bytes(100)])
     assert [len(each.payload) for each in frames(output(connection))] == [10]
-    connection.receive(settings((4, 1000)), 0)
+    events_of(connection, settings((4, 1000)), 0)
     assert connection.unsent(1) == 0
 
 
 def test_a_peer_may_fill_the_default_window_until_it_knows_of_a_smaller_one() -> None:
     connection = Http2Connection(settings=LocalSettings(initial_window=1000))
     start = PREFACE + settings() + headers(1) + data(1, bytes(50_000))
-    assert reason(connection.receive(start, 0)) is None
+    assert reason(events_of(connection, start, 0)) is None
     assert connection.open_streams == 1
-    connection.receive(frame(SETTINGS, 1, 0), 0)
-    assert connection.receive(data(1, b"x"), 0) == [StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)]
-    events = connection.receive(headers(3) + data(3, bytes(1001)), 0)
+    events_of(connection, frame(SETTINGS, 1, 0), 0)
+    assert events_of(connection, data(1, b"x"), 0) == [StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)]
+    events = events_of(connection, headers(3) + data(3, bytes(1001)), 0)
     assert events[-1] == StreamReset(3, ErrorCode.FLOW_CONTROL_ERROR)

@@ -27,6 +27,7 @@ from tests.support.http2 import (
     TRAILERS,
     add_data,
     cut,
+    events_of,
     frames,
     output,
     reset,
@@ -180,7 +181,7 @@ def pieces_received(connection: Http2Connection, content: bytes, places: list[in
             events.append(DataReceived(direct[0], piece, 0, count, False))
             events += connection.received_directly(count)
             rest = piece[count:]
-        events += connection.receive(rest, 0)
+        events += events_of(connection, rest, 0)
     return events
 
 
@@ -191,7 +192,7 @@ def test_legal_frames_tell_what_h2_tells_however_they_are_cut(recording: bytes, 
     peer.initiate_connection()
     expected = story_of_h2(peer.receive_data(recording))
     whole, connection = Http2Connection(), Http2Connection()
-    assert story(whole.receive(recording, 0)) == expected
+    assert story(events_of(whole, recording, 0)) == expected
     assert story(pieces_received(connection, recording, places)) == expected
     assert output(whole) == output(connection)
     assert whole.open_streams == connection.open_streams == peer.open_inbound_streams
@@ -201,8 +202,8 @@ def test_legal_frames_tell_what_h2_tells_however_they_are_cut(recording: bytes, 
 @given(recordings())
 def test_single_bytes_tell_the_same(recording: bytes) -> None:
     connection = Http2Connection()
-    events = [event for byte in recording for event in connection.receive(bytes([byte]), 0)]
-    assert story(events) == story(Http2Connection().receive(recording, 0))
+    events = [event for byte in recording for event in events_of(connection, bytes([byte]), 0)]
+    assert story(events) == story(events_of(Http2Connection(), recording, 0))
 
 
 edits = st.lists(
@@ -248,13 +249,13 @@ def test_mutated_recordings_close_the_connection_at_worst(
     events: list[Event] = []
     for piece in cut(content, places):
         assert not any(isinstance(event, ConnectionClosed) for event in events[:-1])
-        events += connection.receive(piece, 0)
+        events += events_of(connection, piece, 0)
         for event in events[-3:]:
             if isinstance(event, HeadersReceived | DataReceived | TrailersReceived):
                 connection.consumed(event.stream_id, 1 if isinstance(event, DataReceived) else 0)
     assert connection.closed == (bool(events) and isinstance(events[-1], ConnectionClosed))
     list(frames(output(connection)))
-    assert story(events) == story(whole.receive(content, 0))
+    assert story(events) == story(events_of(whole, content, 0))
 
 
 def endless(numbers: list[int]) -> Iterator[int]:
@@ -283,7 +284,7 @@ def test_answers_arrive_whole_at_h2_through_small_windows(
     for index, _ in enumerate(answers):
         peer.send_headers(1 + 2 * index, REQUEST, end_stream=True)
     wanted, got = {}, dict.fromkeys(range(1, 2 * len(answers), 2), b"")
-    for event in connection.receive(peer.data_to_send(), 0):
+    for event in events_of(connection, peer.data_to_send(), 0):
         if isinstance(event, HeadersReceived):
             stream_id = event.stream_id
             sizes = answers[stream_id // 2]
@@ -313,7 +314,7 @@ def test_answers_arrive_whole_at_h2_through_small_windows(
             peer.increment_flow_control_window(20_000)
         # At a rate of SETTINGS that is allowed.
         now_ns += 10**9
-        connection.receive(peer.data_to_send(), now_ns)
+        events_of(connection, peer.data_to_send(), now_ns)
     assert got == wanted
     assert ended == set(wanted)
     assert connection.open_streams == 0
@@ -344,7 +345,7 @@ def test_both_ends_of_ours_exchange_messages_whole(
         for sender, receiver in ((client, server), (server, client)):
             for piece in cut(output(sender), [next(places), next(places)]):
                 busy = True
-                for event in receiver.receive(piece, 0):
+                for event in events_of(receiver, piece, 0):
                     assert not isinstance(event, ConnectionClosed)
                     if isinstance(event, HeadersReceived) and receiver is server:
                         server.send_headers(event.stream_id, RESPONSE)
@@ -383,7 +384,7 @@ def test_requests_of_h2_arrive_whole_through_small_windows(
     )
     peer.initiate_connection()
     peer.receive_data(output(connection))
-    connection.receive(peer.data_to_send(), 0)
+    events_of(connection, peer.data_to_send(), 0)
     peer.receive_data(output(connection))
     wanted = {}
     for index, sizes in enumerate(calls):
@@ -402,7 +403,7 @@ def test_requests_of_h2_arrive_whole_through_small_windows(
             if room < len(content):
                 left[stream_id] = content[room:]
         for piece in cut(peer.data_to_send(), [next(places)]):
-            for event in connection.receive(piece, 0):
+            for event in events_of(connection, piece, 0):
                 if isinstance(event, DataReceived):
                     got[event.stream_id] += event.data[event.start : event.end]
                     connection.consumed(event.stream_id, event.end - event.start)
@@ -414,7 +415,7 @@ def test_long_header_blocks_are_continued() -> None:
     """Also one whose last frame is full: of the last two the table has all other fields."""
     client, server = Http2Connection(client=True), h2_peer(False)
     server.initiate_connection()
-    client.receive(server.data_to_send(), 0)
+    events_of(client, server.data_to_send(), 0)
     last = 0
     for fills in (False, False, True):
         large = ((b"x-large", b"v" * (40_000 + (16_384 - last if fills else 0))),)
@@ -432,10 +433,10 @@ def test_long_header_blocks_are_continued() -> None:
 def test_streams_take_turns() -> None:
     """A long answer does not hold up another: each has four frames in turn."""
     connection = Http2Connection()
-    connection.receive(PREFACE + settings_frame((4, 2**20)) + window_update(0, 2**20), 0)
+    events_of(connection, PREFACE + settings_frame((4, 2**20)) + window_update(0, 2**20), 0)
     peer = Encoder()
     for stream_id in (1, 3):
-        connection.receive(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, peer.encode(REQUEST)), 0)
+        events_of(connection, frame(HEADERS, END_HEADERS | END_STREAM, stream_id, peer.encode(REQUEST)), 0)
     for stream_id in (1, 3):
         connection.send_data(stream_id, [bytes(10 * 16_384)], end_stream=True)
     sent = [one for one in frames(output(connection)) if one.kind == DATA]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.http2_peer import call_pairs, message
 
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
@@ -21,6 +25,7 @@ class Connection:
 
     Attributes:
         decompressed: Takes the message of the last call that was compressed.
+        turns: Streams that have more to deliver in the next turn.
     """
 
     on_thread = True
@@ -32,9 +37,16 @@ class Connection:
     def __init__(self) -> None:
         self.loop: Any = self
         self.open_calls = OpenCalls()
+        self.turns: list[StreamCall] = []
 
     def call_soon(self, work: Callable[[], object]) -> None:
         work()
+
+    def deliver_later(self, call: StreamCall) -> None:
+        self.turns.append(call)
+
+    def give_back(self, call: object) -> None:
+        pass
 
     def decompress(self, call: object, packed: object, done: Callable[[bytes], None]) -> None:
         self.decompressed = done
@@ -86,4 +98,38 @@ def test_a_stream_reads_on_when_its_client_has_read() -> None:
     assert not taken
     call.sent(0)
     assert taken == [b"abc"]
+    call.finish()
+
+
+@given(st.lists(st.integers(0, 12), max_size=60), st.lists(st.integers(0, 999), max_size=8), st.data())
+def test_a_stream_delivers_all_in_order_and_some_at_a_time(
+    sizes: list[int], cuts: list[int], data: st.DataObject
+) -> None:
+    """However its bytes are cut, and whether its handler asks for the next message at once or later."""
+    connection, taken, turns = Connection(), list[object](), [0]
+    call = StreamCall(connection, 1, HEAD, 0)  # type: ignore[arg-type]
+
+    def take(message: object) -> None:
+        taken.append(message)
+        turns[-1] += 1
+        if data.draw(st.booleans()):
+            call.read_next()
+
+    def turn(work: Callable[[], None]) -> None:
+        turns.append(0)
+        work()
+
+    messages = [bytes([index]) * size for index, size in enumerate(sizes)]
+    wire = b"".join(map(message, messages))
+    call.start(take, lambda: None)
+    places = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})
+    for start, end in pairwise(places):
+        turn(partial(call.receive, b"#" + wire, start + 1, end + 1))
+    turn(call.half_close)
+    while len(taken) <= len(messages):
+        while connection.turns:
+            turn(connection.turns.pop(0).deliver)
+        turn(call.read_next)
+    assert taken == [*messages, None]
+    assert max(turns) <= 8
     call.finish()

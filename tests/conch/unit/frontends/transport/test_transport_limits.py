@@ -627,3 +627,52 @@ def test_all_of_a_tls_record_is_read(tmp_path: Path) -> None:
                     + ping(b"the last")
                 )
                 peer.wait_pong(b"the last")
+
+
+@pytest.mark.parametrize("path", ["/t.T/Stream", SIZE])
+def test_connections_take_turns(path: str) -> None:
+    """A call of one client is handled long before all that another has sent in few bytes."""
+    server = TransportServer(PortOptions(settings=SETTINGS))
+    handled: list[str] = []
+    sent = threading.Event()
+
+    def flooded() -> None:
+        handled.append("flood")
+        assert sent.wait(WAIT_S)
+
+    def stream(call: StreamRpc) -> None:
+        def take(message: object) -> None:
+            flooded()
+            call.read_next()
+
+        call.start(take, lambda: None)
+
+    def unary(call: UnaryRpc, message: Any) -> None:
+        flooded()
+        call.reply(b"")
+
+    def other(call: UnaryRpc, message: Any) -> None:
+        handled.append("other")
+        call.reply(b"")
+
+    server.serve({SIZE: unary, "/t.T/Other": other}, {"/t.T/Stream": stream}, {})
+    address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+    with ExitStack() as stack:
+        stack.callback(server.stop, 0)
+        server.start()
+        flooding, peer = (stack.enter_context(closing(Http2Peer(address))) for _ in range(2))
+        flooding.handshake()
+        peer.handshake()
+        if path == SIZE:
+            flooding.send(*(call(number, b"", path) for number in range(1, 2001, 2)))
+            flood = 1000
+        else:
+            flooding.send(headers(1, header_block(*call_pairs(path))))
+            flood = 20_000
+            flooding.send(data(1, message(b"") * flood))
+        eventually(lambda: handled, "the flood has begun")
+        peer.send(call(1, b"", "/t.T/Other"))
+        sent.set()
+        eventually(lambda: "other" in handled, "the other client's call is handled")
+        assert handled.index("other") < flood // 2
+        eventually(lambda: handled.count("flood") == flood, "all of the flood is handled, too")
