@@ -32,11 +32,11 @@ from conch.core.response_errors import unsendable
 from conch.core.tensor import Buffer
 from conch.door.operation_table import INFER
 from conch.door.thread_pool import ThreadPool
-from conch.frontends.connections.wire import open_wire, tls_context
+from conch.frontends.connections.wire import tls_context
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
-from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+from conch.frontends.grpc.transport.grpc_connection import serve_connection
 from conch.frontends.grpc.transport.port_state import PortConnection, PortOptions, PortState
 from conch.frontends.unread_bytes import LEAST_OF_ONE
 from conch.fronts import front_messages as messages
@@ -177,9 +177,10 @@ class Front:
             listener, peer = messages.decode_connection(packet)
             try:
                 accepted = socket.socket(fileno=descriptor)
-                connection = GrpcConnection(port, open_wire(accepted, self._tls[listener], http2=True), peer)
-                connection.start()
-                if self._draining:
+                connection = serve_connection(port, accepted, self._tls[listener], peer)
+                if connection is None:
+                    self._connection_ended()
+                elif self._draining:
                     connection.drain()
             except OSError:  # the client is gone
                 self._connection_ended()

@@ -154,9 +154,9 @@ class FrontServer:
     def __init__(
         self, count: int, options: GrpcOptions, thread: HttpLoop, clock: Clock = monotonic_ns
     ) -> None:
-        self.http = HttpFronts(thread, self._http_links)
+        self.http = HttpFronts(thread, count, self._http_links)
         limits = port_options(options)
-        # Each front has its share of what the port may hold; connections are counted here.
+        # Each front has its share of what the port may hold, and of its connections.
         self._port = PortState(limits, clock)
         self._share = max(limits.most_received_bytes // count, 1)
         self._reuse_port = options.reuse_port
@@ -172,7 +172,6 @@ class FrontServer:
         self._all_serve = threading.Event()
         self._all_ended = threading.Event()
         self._stopping = self._ended = self._closed = False
-        self._most_connections = limits.most_connections
         self._waiting: deque[tuple[int, socket.socket, str]] = deque()  # connections that no front takes
 
     # --- RpcServer -----------------------------------------------------------------------------------------
@@ -284,11 +283,12 @@ class FrontServer:
 
     def _accept(self, listener: int, accepted: socket.socket, address: object) -> None:
         peer = client_address(accepted, address)
-        links = [front.link for front in self._fronts if front.link is not None]
-        if len(self._waiting) + sum(link.connections for link in links) >= self._most_connections:
+        if self._give(listener, accepted, peer):
+            return
+        if len(self._waiting) >= self._port.options.most_connections:
             self._port.closed["connections"] += 1
             accepted.close()
-        elif not self._give(listener, accepted, peer):
+        else:
             self._waiting.append((listener, accepted, peer))
 
     def _give(self, listener: int, accepted: socket.socket, peer: str) -> bool:
@@ -466,7 +466,9 @@ class FrontServer:
             on_state=self._give_waiting,
             on_lost=partial(self._on_lost, front),
         )
-        limits = replace(self._port.options, most_received_bytes=self._share)
+        options, count = self._port.options, len(self._fronts)
+        most = -(-options.most_connections // count)
+        limits = replace(options, most_received_bytes=self._share, most_connections=most)
         level = logging.getLogger("conch").getEffectiveLevel()
         unary, streams, checked = self._handlers
         settings = FrontSettings(

@@ -69,6 +69,7 @@ class HttpFronts:
 
     Args:
         thread: The event loop.
+        count: Number of fronts.
         find_links: Finds the fronts that take connections, the one with the fewest open calls first.
 
     Attributes:
@@ -77,8 +78,9 @@ class HttpFronts:
         tasks: Tasks of handlers, and the ports of their exchanges.
     """
 
-    def __init__(self, thread: HttpLoop, find_links: Callable[[], Sequence[HttpLink]]) -> None:
+    def __init__(self, thread: HttpLoop, count: int, find_links: Callable[[], Sequence[HttpLink]]) -> None:
         self.thread = thread
+        self._count = count
         self._find_links = find_links
         self._links: set[HttpLink] = set()
         self._ports: dict[int, tuple[PortSettings, Handler]] = {}
@@ -115,7 +117,7 @@ class HttpFronts:
         self.thread.start()
         with ExitStack() as undo:
             undo.callback(bound.close)
-            settings = PortSettings(tls, idle_s, most_connections, infer_bytes)
+            settings = PortSettings(tls, idle_s, -(-most_connections // self._count), infer_bytes)
             listener = FrontListener(self, handler, bound, settings)
             self.thread.run(listener.start()).result()
             undo.pop_all()
@@ -205,10 +207,13 @@ class HttpFronts:
         if self._waiting:
             self.thread.loop.call_later(_TRY_S, self._give_waiting)
 
+    def waiting(self, number: int) -> int:
+        """The connections of a port that wait for a front."""
+        return sum(each[0] == number for each in self._waiting)
+
     def connections(self, number: int) -> int:
         """The open connections of a port, and those that wait for a front."""
-        waiting = sum(each[0] == number for each in self._waiting)
-        return waiting + sum(link.connections_of(number) for link in self._links)
+        return self.waiting(number) + sum(link.connections_of(number) for link in self._links)
 
     def exchanges(self, numbers: Sequence[int]) -> list[RemoteExchange]:
         """The exchanges of ports that have not ended."""
@@ -266,7 +271,7 @@ class FrontListener:
         self._numbers.append(self._fronts.add_port(self._settings, handler, self._check_none))
 
     def _take(self, accepted: socket.socket, address: object) -> None:
-        if self._connections() >= self._settings.most_connections:
+        if self._fronts.waiting(self._numbers[-1]) >= self._settings.most_connections:
             refuse_crowded(accepted, self._settings.tls is not None)
         else:
             self._fronts.give(self._numbers[-1], accepted)

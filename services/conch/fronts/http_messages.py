@@ -103,7 +103,7 @@ class PortSettings:
     Attributes:
         tls: TLS, or None for plain text.
         idle_s: Seconds after which an unused connection is closed.
-        most_connections: Estimated maximum of its connections.
+        most_connections: Its share of the limit of connections.
         infer_bytes: Largest JSON or decompressed body of infer requests; None if fronts decode none.
     """
 

@@ -95,7 +95,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 server = server_fixture(
-    flags=("--model-control-mode=on-demand", "--resident-models=4", "--min-resident-secs=0.2")
+    flags=(
+        "--model-control-mode=on-demand",
+        "--resident-models=4",
+        "--min-resident-secs=0.2",
+        "--cold-start-timeout=300",  # many wait for their turn, perhaps on a busy machine
+    )
 )
 
 

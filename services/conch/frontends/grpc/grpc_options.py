@@ -81,7 +81,7 @@ class ConnectionLimits:
         "--grpc-max-connections",
         NATURAL,
         0,
-        "maximum connections to the gRPC port; further ones are closed at once; 0 for ten in 32 of the "
+        "maximum connections to the gRPC port; idle ones make room for others; 0 for ten in 32 of the "
         "process's file descriptors (ulimit -n), less 64",
     )
     streams: int = option(

@@ -149,7 +149,7 @@ class ListenerState:
         on_lost: Called when a connection closes.
 
     Attributes:
-        entering: Accepted connections that are not open yet, as during TLS's handshake.
+        entering: Accepted connections that are not open yet, as during TLS's handshake, in order.
         connections: Open connections.
         tasks: Tasks of their handlers.
     """
@@ -164,16 +164,11 @@ class ListenerState:
         self.loop = loop
         self.tls = tls
         self.most_connections = most_connections
-        self.entering: set[Any] = set()
+        self.entering: dict[Any, None] = {}
         self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.on_lost = on_lost
         self._unparsed: deque[SlicedParser] = deque()
-
-    @property
-    def full(self) -> bool:
-        """True if the limit of connections is reached."""
-        return len(self.entering) + len(self.connections) >= self.most_connections
 
     def parse_later(self, connection: SlicedParser) -> None:
         """Queues a connection for parsing; one runs per iteration of the event loop."""

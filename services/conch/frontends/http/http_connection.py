@@ -49,6 +49,7 @@ class Connection:
         state: State of the listener.
         open_stream: Makes the stream, whose bytes the connection takes.
         peer: The client's address, such as ``127.0.0.1:50000``.
+        reserved: True in a reserved place, see `find_place`.
 
     Attributes:
         progress: Detects clients that exceed their timeouts.
@@ -63,9 +64,11 @@ class Connection:
         state: ListenerState,
         open_stream: Callable[[BytesHandler], ByteStream],
         peer: str,
+        reserved: bool = False,
     ) -> None:
         self.progress = ProgressCheck()
         self.peer = peer
+        self.reserved = reserved
         self.lost = False
         self.stream = open_stream(self)
         self._control = ReadControl(self.stream)
@@ -84,13 +87,13 @@ class Connection:
 
     def opened(self) -> None:
         """Takes requests from now on."""
-        self._state.entering.discard(self)
+        self._state.entering.pop(self, None)
         self._state.connections.add(self)
 
     def closed(self) -> None:
         """Cancels the request of the connection and releases its buffers."""
         self.lost = True
-        self._state.entering.discard(self)
+        self._state.entering.pop(self, None)
         self._state.connections.discard(self)
         self._writable.set()
         self._unparsed = b""
@@ -255,6 +258,25 @@ class Connection:
                 self._parse_later()
 
     # Refusals, timeouts, shutdown
+
+    @property
+    def idle(self) -> bool:
+        """True between requests."""
+        return self.snapshot().waits is WaitsFor.REQUEST
+
+    @property
+    def leaving(self) -> bool:
+        """True once it is ending."""
+        return self.stream.closing
+
+    @property
+    def heard_at(self) -> float:
+        """See `ProgressCheck.since_s`."""
+        return self.progress.since_s
+
+    def leave(self) -> None:
+        """Makes room for another connection."""
+        self.give_up()
 
     def give_up(self) -> None:
         """Closes the connection of a client that timed out."""

@@ -17,6 +17,7 @@ from conch.core.errors import UnavailableError
 from conch.core.servable import InlineClaim
 from conch.frontends.connections.byte_stream import ByteStream
 from conch.frontends.connections.listener import BACKLOG, Listener
+from conch.frontends.connections.places import Place, find_place
 from conch.frontends.connections.wire import open_wire
 from conch.frontends.http.flow_control import ListenerState
 from conch.frontends.http.http_connection import Connection, Handler, refusal
@@ -31,7 +32,9 @@ ABORT_S = 1.0
 """Time for what is aborted to end."""
 _LOOK_S = 0.02  # between looks at requests that a stop waits for; a notice would cost each request a call
 _CROWDED_SHARE = 0.75
-_TOO_MANY = refusal(503, "There are too many connections.")
+_TOO_MANY_TEXT = "There are too many connections."
+_TOO_MANY = refusal(503, _TOO_MANY_TEXT)
+_HEALTH = frozenset(("/v2/health/live", "/v2/health/ready", "/health"))
 _UNREAD_BYTES = 64 << 10
 DEFAULT_TIMEOUTS = ClientTimeouts()
 """Default timeouts."""
@@ -157,22 +160,36 @@ class ConnectionSet:
     def __len__(self) -> int:
         return len(self._state.entering) + len(self._state.connections)
 
-    @property
-    def full(self) -> bool:
-        """True if the limit of connections is reached."""
-        return self._state.full
-
     def serve(self, accepted: socket.socket, peer: str) -> None:
-        """Serves a connection."""
+        """Serves a connection; refuses it if there are too many, and all have requests."""
+        state = self._state
+        place = Place.FREE
+        if len(self) >= state.most_connections:
+            place = find_place([*state.entering, *state.connections], state.most_connections)
+        if place is Place.NONE:
+            refuse_crowded(accepted, self._tls is not None)
+            self._on_left()
+            return
         try:
             wire = open_wire(accepted, self._tls, http2=False)
         except OSError:  # the client disconnected
             accepted.close()
             self._on_left()
             return
-        connection = Connection(self._handler, self._state, partial(ByteStream, self._loop.io, wire), peer)
-        self._state.entering.add(connection)
+        reserved = place is Place.RESERVED
+        handler = self._handle_crowded if reserved else self._handler
+        connection = Connection(handler, state, partial(ByteStream, self._loop.io, wire), peer, reserved)
+        state.entering[connection] = None
         connection.stream.start()
+
+    def _handle_crowded(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        """Answers a health check; refuses all else. The connection ends."""
+        if exchange.path in _HEALTH:
+            exchange.keep_alive = False
+            return self._handler(exchange)
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        exchange.respond(503, headers, _TOO_MANY_TEXT.encode(), closes=True)
+        return None
 
     def _lost(self) -> None:
         if not self._state.connections:
@@ -246,10 +263,7 @@ class HttpListener:
         self._acceptor.listen(self._thread.loop.io)
 
     def _take(self, accepted: socket.socket, address: object) -> None:
-        if self._connections.full:
-            refuse_crowded(accepted, self._tls is not None)
-        else:
-            self._connections.serve(accepted, client_address(address))
+        self._connections.serve(accepted, client_address(address))
 
     def finish_begun(self, handler: Handler, grace_s: float) -> bool:
         """Waits up to `grace_s` seconds for the requests that have begun; `handler` answers new connections.

@@ -200,7 +200,7 @@ class HttpOptions:
         "--http-max-connections",
         NATURAL,
         0,
-        "maximum connections to the HTTP port; further ones get 503; 0 for ten in 32 of the process's "
+        "maximum connections to the HTTP port; idle ones make room for others; 0 for ten in 32 of the process's "
         "file descriptors (ulimit -n), less 64",
     )
     idle_timeout_s: float = option(

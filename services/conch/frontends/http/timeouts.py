@@ -75,13 +75,17 @@ class ClientTimeouts:
 
 
 class ProgressCheck:
-    """Compares periodic snapshots of a connection; requests themselves have no timer."""
+    """Compares periodic snapshots of a connection; requests themselves have no timer.
 
-    __slots__ = ("_seen", "_since")
+    Attributes:
+        since_s: Monotonic time of the first snapshot since its last progress; infinite before any.
+    """
+
+    __slots__ = ("_seen", "since_s")
 
     def __init__(self) -> None:
         self._seen: ConnectionSnapshot | None = None
-        self._since = 0.0
+        self.since_s = float("inf")
 
     def timed_out(self, snapshot: ConnectionSnapshot, timeouts: ClientTimeouts, now: float) -> bool:
         """True if the client has made too little progress for too long.
@@ -97,15 +101,15 @@ class ProgressCheck:
             or snapshot.waits is WaitsFor.SERVER
             or snapshot._replace(received=last.received) != last
         ):
-            self._seen, self._since = snapshot, now
+            self._seen, self.since_s = snapshot, now
             return False
         if snapshot.waits is WaitsFor.REST:
-            if now - self._since < timeouts.stalled_s:
+            if now - self.since_s < timeouts.stalled_s:
                 return False
             if snapshot.received - last.received < timeouts.least_bytes:
                 return True
-            self._seen, self._since = snapshot, now
+            self._seen, self.since_s = snapshot, now
             return False
-        return now - self._since >= (
+        return now - self.since_s >= (
             timeouts.stalled_s if snapshot.waits is WaitsFor.CLOSE else timeouts.idle_s
         )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
+from conch.frontends.connections.places import RESERVED_CONNECTIONS
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import HttpLoop
 from conch.frontends.http.infer.infer_route import ReplyMailbox
@@ -76,12 +78,54 @@ def test_what_does_not_end_is_cut_off(thread: HttpLoop) -> None:
         assert cancelled.wait(WAIT_S)
 
 
-def test_a_client_that_is_refused_and_stays_holds_up_no_other(thread: HttpLoop) -> None:
+def asked(client: socket.socket, path: str) -> bytes:
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return client.recv(1000)
+
+
+def test_an_idle_connection_gives_way(thread: HttpLoop) -> None:
     listener = thread.listen(hello, "127.0.0.1", 0, most_connections=1)
-    with closing(client_of(listener.port)) as first, closing(client_of(listener.port)) as refused:
-        assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
-        first.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert first.recv(1000).endswith(b"hi")
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(closing(client_of(listener.port))) for _ in range(2))
+        assert first.recv(1000) == b""
+        assert asked(second, "/").endswith(b"hi")
+    assert listener.close(WAIT_S)
+
+
+def test_health_checks_have_places_where_all_connections_have_requests(thread: HttpLoop) -> None:
+    """Also beside clients that are refused and stay."""
+    entered, go = threading.Semaphore(0), threading.Event()
+
+    async def held(exchange: HttpExchange) -> None:
+        entered.release()
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        exchange.respond(200, [], b"hi")
+
+    def handler(exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.query != "now":
+            return held(exchange)
+        hello(exchange)
+        return None
+
+    listener = thread.listen(handler, "127.0.0.1", 0, most_connections=1)
+
+    def client() -> socket.socket:
+        return stack.enter_context(closing(client_of(listener.port)))
+
+    with ExitStack() as stack:
+        stack.callback(go.set)
+        client().sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert entered.acquire(timeout=WAIT_S)
+        assert asked(client(), "/?now").startswith(b"HTTP/1.1 503 ")
+        assert asked(client(), "/v2/health/ready?now").endswith(b"hi")
+        for _ in range(RESERVED_CONNECTIONS):
+            client().sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert entered.acquire(timeout=WAIT_S)
+        stays = client()
+        assert stays.recv(1000).startswith(b"HTTP/1.1 503 ")
+        go.set()
+        eventually(lambda: asked(client(), "/?now").endswith(b"hi"), "there is a place again")
     assert listener.close(WAIT_S)
 
 

@@ -30,10 +30,10 @@ What a client can hold: messages that are being received have `_CROWDED_BYTES` o
 that only the oldest one's stream has its window enlarged, so that one always ends; the others have what their
 windows were, and beyond `MOST_PARTIAL_BYTES` are refused. The connection's window is enlarged all the same:
 the client, not the server, divides it among streams, and may leave nothing for the oldest. `ReceivedBytes`
-does the same for all connections together. Of answers of unary calls that the client does not read,
-`_MOST_UNREAD_BYTES`: then new ones are refused, as not processed. Streams wait for their readers. Headers and
-resets have no window: where the socket takes no more and `_MOST_HEAD_BYTES` of them wait, nothing is received
-until it does.
+does the same for all connections together. Of answers of unary calls that clients do not read, a port holds
+`_MOST_UNREAD_BYTES`: then new calls of clients that have answers to read are refused, as not processed, and
+from twice as much on their answers are dropped. Streams wait for their readers. Headers and resets have no
+window: where the socket takes no more and `_MOST_HEAD_BYTES` of them wait, nothing is received until it does.
 
 What has to move: `PortOptions.least_rate` or, of less, something, in one of five checks. Else a stream whose
 data waits for a window is reset; a connection whose socket is full is closed; and a call whose message comes
@@ -46,6 +46,8 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -55,7 +57,8 @@ from select import EPOLLIN, EPOLLOUT
 from conch.core.errors import UnavailableError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import unsent_part
-from conch.frontends.connections.wire import Wire
+from conch.frontends.connections.places import Place, find_place
+from conch.frontends.connections.wire import Wire, open_wire
 from conch.frontends.grpc.http2.connection import Http2Connection, too_slow
 from conch.frontends.grpc.http2.events import (
     ConnectionClosed,
@@ -95,6 +98,14 @@ MOST_PARTIAL_BYTES = 512 << 20
 _MOST_UNREAD_BYTES = 512 << 20
 _SETUP_NS = 10_000_000_000
 _LINGER_NS = 1_000_000_000
+_RESERVED_NS = 5_000_000_000
+_HEALTH = frozenset(
+    (
+        "/grpc.health.v1.Health/Check",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+    )
+)
 _MOST_HEAD_BYTES = 1 << 20
 # What moves nothing for four of these checks, a minute or a little more, is stuck.
 CHECK_NS = 15_000_000_000
@@ -105,10 +116,35 @@ _HOLDS_TOO_MUCH = (
     "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
     "repeat the call later"
 )
+_CROWDED = (
+    "the port has as many connections as it may (--grpc-max-connections), and all have calls: only health "
+    "checks are answered"
+)
+_UNREAD = "the port holds as many bytes of unread answers as it may: read those of the calls before"
 _SENDS_TOO_SLOWLY = "the request's message was sent at less than --grpc-min-client-rate"
 _DEADLINE_EXCEEDED = 4
 _RESOURCE_EXHAUSTED = 8
 _UNIMPLEMENTED = 12
+_UNAVAILABLE = 14
+
+
+def serve_connection(
+    port: PortState, accepted: socket.socket, tls: ssl.SSLContext | None, peer: str
+) -> GrpcConnection | None:
+    """Serves a client; None if the port has as many connections as it may, and all have calls.
+
+    Raises:
+        OSError: The client disconnected.
+    """
+    place = find_place(port.connections, port.options.most_connections)
+    if place is Place.NONE:
+        port.closed["connections"] += 1
+        accepted.close()
+        return None
+    wire = open_wire(accepted, tls, http2=True)
+    connection = GrpcConnection(port, wire, peer, place is Place.RESERVED)
+    connection.start()
+    return connection
 
 
 class State(Enum):
@@ -129,8 +165,11 @@ class GrpcConnection:
         port: State that all connections of the port share.
         wire: The socket.
         peer: The client's address, such as ``ipv4:127.0.0.1:50000``.
+        reserved: True if the port has too many: health checks alone are answered, for a few seconds.
 
     Attributes:
+        heard_at: Monotonic time at which something was received, in nanoseconds.
+        leaving: True once it was told to `leave`.
         open_calls: The port's.
         loop: The port's.
         most_message_bytes: Limit of a message.
@@ -138,7 +177,7 @@ class GrpcConnection:
         answers: Number of answers and messages sent, and of times that more of them could be.
     """
 
-    def __init__(self, port: PortState, wire: Wire, peer: str) -> None:
+    def __init__(self, port: PortState, wire: Wire, peer: str, reserved: bool = False) -> None:
         self.peer = peer
         self.loop: IoLoop = port.loop
         self.open_calls = port.open_calls
@@ -162,8 +201,13 @@ class GrpcConnection:
         self._gone_away = False  # new calls are refused
         self._watching = False  # for progress
         self._going_on = False  # `_go_on` has what the last turn left
+        self._streaming: set[int] = set()
         self._undelivered: deque[StreamCall] = deque()  # streams with messages for the next turn
         self.answers = 0
+        self.heard_at = port.clock()
+        self.reserved = reserved
+        self.leaving = False
+        self._unread = 0  # bytes of answers that count in the port's
         self._leaving = False  # the client was asked to leave
 
     # --- life ----------------------------------------------------------------------------------------------
@@ -176,6 +220,8 @@ class GrpcConnection:
         age_ns = self._port.options.age_ns
         if age_ns:
             self.after("age", int(age_ns * random.uniform(0.9, 1.1)), self._age)
+        if self.reserved:
+            self.after("age", _RESERVED_NS, self.leave)
         self._keep_alive.start()
         self.on_ready(EPOLLIN)
 
@@ -206,6 +252,19 @@ class GrpcConnection:
             self._http2.ping(_DRAIN_PING)
             self.after("drain", _LINGER_NS, self._go_away)
             self.loop.flush_later(self)
+
+    def leave(self) -> None:
+        """Ends it, without calls; its client has a moment to read why, until a second call."""
+        if not self.leaving:
+            self.leaving = True
+            self._port.closed["crowded"] += 1
+        if self._state is not State.OPEN or not self._http2.established:
+            self.close()
+            return
+        self._state = State.DRAINING
+        self._gone_away = True
+        self._http2.go_away(ErrorCode.NO_ERROR)
+        self.flush()
 
     def _go_away(self) -> None:
         """The second GOAWAY: calls on their way have come."""
@@ -253,12 +312,18 @@ class GrpcConnection:
         self._blocked = []
         self._http2.fail(ErrorCode.NO_ERROR, "")
         self._http2.take_output()
+        self._count_unread()
         self._port.remove(self)
 
     @property
     def has_calls(self) -> bool:
         """True if calls are open."""
         return bool(self._calls)
+
+    @property
+    def idle(self) -> bool:
+        """True if no calls are open."""
+        return not self._calls
 
     def ping(self, payload: bytes) -> None:
         """Sends a ping."""
@@ -284,6 +349,7 @@ class GrpcConnection:
             self.guarded(call, call.cancelled)
         received.forget(self)
         self._writers.clear()
+        self._streaming.clear()
         self._undelivered.clear()
         self._partial.clear()
         self._crowded.clear()
@@ -328,7 +394,7 @@ class GrpcConnection:
                         self.close()
                     return
                 self._keep_alive.heard = True
-                now_ns = clock()
+                self.heard_at = now_ns = clock()
                 events = http2.receive(data, now_ns)
                 if events:
                     self._handle(events)
@@ -610,11 +676,15 @@ class GrpcConnection:
             except RefusedRequestError as error:
                 self._refuse(stream_id, error.answer, event.end_stream)
                 return
-        if self._gone_away or (self._http2.queued_bytes > _MOST_UNREAD_BYTES and self._has_unread_answers()):
+        port = self._port
+        if self._gone_away or (self._unread and port.unread_bytes > _MOST_UNREAD_BYTES):
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
-        port = self._port
         path = head.path
+        if self.reserved and path not in _HEALTH:
+            port.ended["crowded"] += 1
+            self._refuse(stream_id, error_head(_UNAVAILABLE, _CROWDED, None), event.end_stream)
+            return
         now_ns = 0 if head.timeout_ns is None else port.clock()
         handler = port.unary.get(path)
         if handler is not None:
@@ -626,6 +696,7 @@ class GrpcConnection:
                 admit(unary)
         elif path in port.streams:
             stream = StreamCall(self, stream_id, head, now_ns)
+            self._streaming.add(stream_id)
             self._add(stream)
             port.streams[path](stream)
         else:
@@ -635,12 +706,13 @@ class GrpcConnection:
         if event.end_stream:
             self._calls[stream_id].half_close()
 
-    def _has_unread_answers(self) -> bool:
-        """True if unary calls have too many queued response bytes; streams have bounds of their own."""
-        streams = sum(
-            self._http2.unsent(each) for each, call in self._calls.items() if isinstance(call, StreamCall)
-        )
-        return self._http2.queued_bytes - streams > _MOST_UNREAD_BYTES
+    def _count_unread(self) -> None:
+        """Counts the bytes of unary calls' answers that wait; streams have bounds of their own."""
+        unread = self._http2.queued_bytes
+        if unread and self._streaming:
+            unread -= sum(map(self._http2.unsent, self._streaming))
+        self._port.unread_bytes += unread - self._unread
+        self._unread = unread
 
     def _add(self, call: OpenCall) -> None:
         self._calls[call.stream_id] = call
@@ -671,6 +743,8 @@ class GrpcConnection:
     def _remove(self, call: OpenCall) -> None:
         stream_id = call.stream_id
         del self._calls[stream_id]
+        if self._streaming:
+            self._streaming.discard(stream_id)
         if call.deadline_at_ns is not None:
             self._port.deadlines.discard(call)
         if self._partial or call.counted:
@@ -694,10 +768,15 @@ class GrpcConnection:
         http2, stream_id = self._http2, call.stream_id
         self._remove(call)
         self.answers += 1
+        if message and self._unread and self._port.unread_bytes > 2 * _MOST_UNREAD_BYTES:
+            self._port.ended["unread_answers"] += 1
+            message, head = (), error_head(_RESOURCE_EXHAUSTED, _UNREAD, None)
         if message:
             http2.send_headers(stream_id, head)
             http2.send_data(stream_id, message)
             http2.send_trailers(stream_id, end)
+            if http2.queued_bytes:
+                self._count_unread()
         else:
             self._refuse(stream_id, head, call.half_closed)
         self.loop.flush_later(self)
@@ -768,6 +847,8 @@ class GrpcConnection:
     def _has_sent(self) -> None:
         """Notes that the socket has taken all that flow control allows."""
         http2 = self._http2
+        if self._unread:
+            self._count_unread()
         for event in http2.take_events():
             if isinstance(event, WindowOpened):
                 self._note_sent(event)

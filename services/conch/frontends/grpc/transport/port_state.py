@@ -9,6 +9,7 @@ from typing import Protocol
 
 from conch.core.clock import Clock
 from conch.door.thread_pool import ThreadPool
+from conch.frontends.connections.places import Seated
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
@@ -18,8 +19,16 @@ from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 from conch.ipc.loop import IoLoop
 
 # Beside those of HTTP/2.
-_REASONS = ("connections", "keep_alive", "setup", "stuck")
-_CALL_REASONS = ("partial_messages", "received_bytes", "resets", "slow_reader", "slow_sender")
+_REASONS = ("connections", "crowded", "keep_alive", "setup", "stuck")
+_CALL_REASONS = (
+    "crowded",
+    "partial_messages",
+    "received_bytes",
+    "resets",
+    "slow_reader",
+    "slow_sender",
+    "unread_answers",
+)
 
 _DECOMPRESSING_THREADS = 1
 
@@ -35,7 +44,7 @@ class PortOptions:
         keep_alive: Pings.
         age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
         age_grace_ns: Time of calls after that; 0 for no limit.
-        most_connections: Limit of connections; further ones are closed at once.
+        most_connections: Limit of connections; a further one takes the place of one without calls.
         most_received_bytes: Limit of received bytes of messages that no handler has yet.
         least_rate: Bytes a second that a client has to send of a message, or to read of its answers.
     """
@@ -51,7 +60,7 @@ class PortOptions:
     least_rate: int = 1024
 
 
-class PortConnection(Protocol):
+class PortConnection(Seated, Protocol):
     """A connection, as the port ends it."""
 
     def drain(self) -> None:
@@ -76,6 +85,7 @@ class PortState:
         closed: Number of connections that were closed because of their clients, by reason.
         ended: Number of calls that were ended because of their clients, by reason.
         received: Received bytes of messages that no handler has yet.
+        unread_bytes: Bytes of unary calls' answers that wait for their clients.
     """
 
     loop: IoLoop
@@ -96,6 +106,7 @@ class PortState:
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
         self.received = ReceivedBytes(options.most_received_bytes)
+        self.unread_bytes = 0
         self._on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:

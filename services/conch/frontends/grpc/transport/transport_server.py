@@ -21,13 +21,13 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.connections.listener import BACKLOG, Listener
-from conch.frontends.connections.wire import open_wire, tls_context
+from conch.frontends.connections.wire import tls_context
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings
 from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
 from conch.frontends.grpc.tls_options import TlsOptions
-from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+from conch.frontends.grpc.transport.grpc_connection import serve_connection
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.port_state import PortOptions, PortState
 from conch.ipc.loop import IO_LOOP, IoLoop, SharedLoop
@@ -145,13 +145,7 @@ class TransportServer:
 
     def _take(self, tls: ssl.SSLContext | None, accepted: socket.socket, address: object) -> None:
         """Serves a connection, or closes it if there are too many."""
-        port = self._port
-        if len(port.connections) >= port.options.most_connections:
-            port.closed["connections"] += 1
-            accepted.close()
-        else:
-            wire = open_wire(accepted, tls, http2=True)
-            GrpcConnection(port, wire, client_address(accepted, address)).start()
+        serve_connection(self._port, accepted, tls, client_address(accepted, address))
 
     def start(self) -> None:
         """Starts to accept connections."""

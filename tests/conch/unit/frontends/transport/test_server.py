@@ -19,7 +19,6 @@ from tests.support.servers import WAIT_S, eventually, past_deadline
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.frontends.grpc.grpc_options import ConnectionLimits, GrpcOptions
-from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import RpcServer, StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import TransportServer, own_server
@@ -425,14 +424,3 @@ def test_what_is_no_http2_is_disconnected(own_site: Site, first: bytes) -> None:
             pass
     eventually(lambda: sum(own_site.closed().values()) == 1, "it is counted")
     assert own_site.call("Echo") == b"message"
-
-
-def test_connections_over_the_limit_are_closed() -> None:
-    options = PortOptions(most_connections=2, settings=LocalSettings())
-    with closing(Site(TransportServer(options))) as site:
-        assert site.call("Echo") == b"message"
-        with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as second:
-            assert second.recv(9)  # SETTINGS: it is served
-            with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as third:
-                assert third.recv(9) == b""
-        eventually(lambda: site.closed()["connections"] == 1, "it is counted")

@@ -58,6 +58,7 @@ from conch.ipc.loop import IoLoop, SharedLoop
 MIB = 1 << 20
 SECOND = 10**9
 SIZE = "/t.T/Size"
+HEALTH = "/grpc.health.v1.Health/Check"
 SETTINGS = LocalSettings(max_frame_size=4 * MIB)
 NARROW = PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB)
 
@@ -88,7 +89,11 @@ class Site:
         self.waiting: queue.Queue[StreamRpc] = queue.Queue()
         self.cancelled: queue.Queue[None] = queue.Queue()
         self.server.serve(
-            {SIZE: lambda call, message: call.reply(b"%d" % len(message)), "/t.T/Bytes": self.send_bytes},
+            {
+                SIZE: lambda call, message: call.reply(b"%d" % len(message)),
+                HEALTH: lambda call, message: call.reply(b""),
+                "/t.T/Bytes": self.send_bytes,
+            },
             {"/t.T/Stream": self.stream},
             {},
         )
@@ -105,6 +110,9 @@ class Site:
     @property
     def received_bytes(self) -> int:
         return self.server.client_counts.received_bytes
+
+    def closed(self, reason: str) -> int:
+        return self.server.client_counts.closed[reason]
 
     def ended(self, reason: str) -> int:
         return self.server.client_counts.ended[reason]
@@ -627,6 +635,80 @@ def test_all_of_a_tls_record_is_read(tmp_path: Path) -> None:
                     + ping(b"the last")
                 )
                 peer.wait_pong(b"the last")
+
+
+@pytest.fixture
+def crowded() -> Iterator[Site]:
+    """A server with three places for connections."""
+    with closing(Site(options=PortOptions(settings=SETTINGS, most_connections=3))) as site:
+        yield site
+
+
+def status(peer: Http2Peer, stream: int, path: str = SIZE) -> str:
+    """Status of a call."""
+    peer.send(call(stream, b"abc", path))
+    return peer.wait_end(stream)["grpc-status"]
+
+
+def connected(stack: ExitStack, site: Site) -> Http2Peer:
+    """A new connection."""
+    peer = stack.enter_context(closing(Http2Peer(site.address)))
+    peer.handshake()
+    return peer
+
+
+def test_the_connection_that_was_quiet_longest_gives_way(crowded: Site) -> None:
+    with ExitStack() as stack:
+        first, quiet, third = (connected(stack, crowded) for _ in range(3))
+        assert status(first, 1) == "0"
+        late = connected(stack, crowded)
+        quiet.wait_frame(FrameType.GOAWAY)
+        quiet.wait_closed()
+        assert [status(each, 3) for each in (first, third, late)] == ["0"] * 3
+        assert crowded.closed("crowded") == 1
+
+
+def test_health_checks_have_places_where_all_connections_have_calls(crowded: Site) -> None:
+    with ExitStack() as stack:
+        peers = [connected(stack, crowded) for _ in range(3)]
+        for each in peers:
+            each.send(headers(1, header_block(*call_pairs("/t.T/Stream"))))
+            crowded.waiting.get(timeout=WAIT_S)
+        late = [connected(stack, crowded) for _ in range(12)]
+        for each in late[:4]:  # others have taken their places
+            each.wait_closed()
+        for each in late[4:]:
+            assert (status(each, 1), status(each, 3, HEALTH)) == ("14", "0")
+        peers[0].close()
+        eventually(crowded.cancelled.qsize, "there is a place again")
+        assert status(connected(stack, crowded), 1) == "0"
+
+
+def test_answers_that_are_not_read_are_bounded_for_all_connections(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connection, "_MOST_UNREAD_BYTES", 4 * MIB)
+    with ExitStack() as stack:
+        peers = [stack.enter_context(closing(Http2Peer(site.address))) for _ in range(4)]
+        for each in peers:
+            each.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+            # What arrives together is answered although nothing of it is read: up to twice the bound.
+            each.send(*(call(stream, b"%d" % MIB, "/t.T/Bytes") for stream in range(1, 13, 2)))
+            each.wait_frame(FrameType.HEADERS, 11)
+        dropped = site.ended("unread_answers")
+        assert dropped >= 4 * 6 - 8 - 4 - 1, "each client has an answer, all of them twice the bound"
+        peers[0].send(call(101, b"1", "/t.T/Bytes"))
+        assert peers[0].wait_frame(FrameType.RST_STREAM, 101).code == ErrorCode.REFUSED_STREAM
+        site.still_answers()
+        for each in peers[:3]:
+            each.close()
+        streams = iter(range(101, 10_000, 2))
+
+        def taken() -> bool:
+            peers[3].send(call(next(streams), b"1", "/t.T/Bytes"))
+            return peers[3].wait_any().kind == FrameType.HEADERS
+
+        eventually(taken, "its own are few")
 
 
 @pytest.mark.parametrize("path", ["/t.T/Stream", SIZE])

@@ -1,0 +1,72 @@
+"""Places of a port's connections: where all are taken, idle clients give way, and health checks get in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum, auto
+from typing import Final, Protocol
+
+RESERVED_CONNECTIONS: Final = 8
+"""Places above the limit of connections, for health checks."""
+
+
+class Place(Enum):
+    """A place of a connection."""
+
+    FREE = auto()
+    RESERVED = auto()
+    """Only health checks are answered."""
+    NONE = auto()
+
+
+class Seated(Protocol):
+    """A connection that has a place.
+
+    Attributes:
+        reserved: True in a reserved place.
+    """
+
+    reserved: bool
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing of its client is worked on or is under way."""
+
+    @property
+    def leaving(self) -> bool:
+        """True once it is ending."""
+
+    @property
+    def heard_at(self) -> float:
+        """Time at which its client was last heard, in the unit of its port."""
+
+    def leave(self) -> None:
+        """Ends it; its client has a moment to read why, until a second call."""
+
+
+def find_place(connections: Collection[Seated], most: int) -> Place:
+    """Finds a place for one more connection: the idle one that was quiet longest gives way."""
+    if len(connections) < most:
+        return Place.FREE
+    leaving = sorted((each for each in connections if each.leaving), key=_heard_at)
+    for each in leaving[:-RESERVED_CONNECTIONS]:
+        each.leave()
+    staying = [each for each in connections if not each.leaving]
+    reserved = [each for each in staying if each.reserved]
+    if len(staying) - len(reserved) < most or _clear(each for each in staying if not each.reserved):
+        return Place.FREE
+    if len(reserved) < RESERVED_CONNECTIONS or _clear(reserved):
+        return Place.RESERVED
+    return Place.NONE
+
+
+def _clear(connections: Iterable[Seated]) -> bool:
+    """Has one of these leave; False if none is idle."""
+    idle = [each for each in connections if each.idle]
+    if idle:
+        min(idle, key=_heard_at).leave()
+    return bool(idle)
+
+
+def _heard_at(connection: Seated) -> float:
+    return connection.heard_at
