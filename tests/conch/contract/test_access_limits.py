@@ -185,7 +185,7 @@ def test_clients_share_the_places_of_their_principal(server: LocalServer, tmp_pa
     go = tmp_path / "go"
 
     def attacked() -> bool:
-        """Whether clients were at all fronts: one that has no processor time gets no connections."""
+        """True if clients were at all fronts: one that has no processor time gets no connections."""
         with attacking(server, "placed", 1, {"wait_for": str(go)}) as attack:
             limited = len(SENDERS) - PLACES
             eventually(lambda: attack.outcomes["limited"] == limited, "all others are refused")

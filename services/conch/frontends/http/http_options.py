@@ -200,8 +200,8 @@ class HttpOptions:
         "--http-max-connections",
         NATURAL,
         0,
-        "maximum connections to the HTTP port; idle ones make room for others; 0 for ten in 32 of the process's "
-        "file descriptors (ulimit -n), less 64",
+        "maximum connections to the HTTP port; idle ones make room for others; 0 for ten in 32 of the "
+        "process's file descriptors (ulimit -n), less 64",
     )
     idle_timeout_s: float = option(
         "--http-idle-timeout-secs",

@@ -31,7 +31,7 @@ that only the oldest one's stream has its window enlarged, so that one always en
 windows were, and beyond `MOST_PARTIAL_BYTES` are refused. The connection's window is enlarged all the same:
 the client, not the server, divides it among streams, and may leave nothing for the oldest. `ReceivedBytes`
 does the same for all connections together. Of answers of unary calls that clients do not read, a port holds
-`_MOST_UNREAD_BYTES`: then new calls of clients that have answers to read are refused, as not processed, and
+`MOST_ANSWER_BYTES`: then new calls of clients that have answers to read are refused, as not processed, and
 from twice as much on their answers are dropped. Streams wait for their readers. Headers and resets have no
 window: where the socket takes no more and `_MOST_HEAD_BYTES` of them wait, nothing is received until it does.
 
@@ -95,7 +95,7 @@ _READS = 4
 _TURN_NS = 1_000_000
 _CROWDED_BYTES = 64 << 20
 MOST_PARTIAL_BYTES = 512 << 20
-_MOST_UNREAD_BYTES = 512 << 20
+MOST_ANSWER_BYTES = 512 << 20
 _SETUP_NS = 10_000_000_000
 _LINGER_NS = 1_000_000_000
 _RESERVED_NS = 5_000_000_000
@@ -169,7 +169,7 @@ class GrpcConnection:
 
     Attributes:
         heard_at: Monotonic time at which something was received, in nanoseconds.
-        leaving: True once it was told to `leave`.
+        leaving: True once it is ending, by `leave`.
         open_calls: The port's.
         loop: The port's.
         most_message_bytes: Limit of a message.
@@ -677,7 +677,7 @@ class GrpcConnection:
                 self._refuse(stream_id, error.answer, event.end_stream)
                 return
         port = self._port
-        if self._gone_away or (self._unread and port.unread_bytes > _MOST_UNREAD_BYTES):
+        if self._gone_away or (self._unread and port.unread_bytes > MOST_ANSWER_BYTES):
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
         path = head.path
@@ -768,7 +768,7 @@ class GrpcConnection:
         http2, stream_id = self._http2, call.stream_id
         self._remove(call)
         self.answers += 1
-        if message and self._unread and self._port.unread_bytes > 2 * _MOST_UNREAD_BYTES:
+        if message and self._unread and self._port.unread_bytes > 2 * MOST_ANSWER_BYTES:
             self._port.ended["unread_answers"] += 1
             message, head = (), error_head(_RESOURCE_EXHAUSTED, _UNREAD, None)
         if message:

@@ -687,7 +687,7 @@ def test_health_checks_have_places_where_all_connections_have_calls(crowded: Sit
 def test_answers_that_are_not_read_are_bounded_for_all_connections(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_connection, "_MOST_UNREAD_BYTES", 4 * MIB)
+    monkeypatch.setattr(grpc_connection, "MOST_ANSWER_BYTES", 4 * MIB)
     with ExitStack() as stack:
         peers = [stack.enter_context(closing(Http2Peer(site.address))) for _ in range(4)]
         for each in peers:
