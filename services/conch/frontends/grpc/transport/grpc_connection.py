@@ -2,10 +2,10 @@
 
 Theory of operation. `on_ready` reads what has come, a few times at most, so that clients take turns; the
 sans-IO connection turns it to events, which open calls or feed them. As few bytes may be many frames or
-messages, a turn ends after `_TURN_NS` or some of them: `_go_on` has the next one, after the events of other
-sockets, and this one is not read before. Answers of calls go into the sans-IO connection, which frames them
-as flow control allows; at the end of the loop's round `flush` sends what there is, in one call if possible. A
-long message is received into its own buffer.
+messages, a turn ends after `_TURN_NS` or some of them; the port's `Turns` have the next one, after the events
+of other sockets, and this one is not read before. Answers of calls go into the sans-IO connection, which
+frames them as flow control allows; at the end of the loop's round `flush` sends what there is, in one call if
+possible. A long message is received into its own buffer.
 
 Life of a connection:
 
@@ -200,7 +200,7 @@ class GrpcConnection:
         self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
         self._gone_away = False  # new calls are refused
         self._watching = False  # for progress
-        self._going_on = False  # `_go_on` has what the last turn left
+        self._going_on = False  # it waits for a turn, with what the last one has left
         self._streaming: set[int] = set()
         self._undelivered: deque[StreamCall] = deque()  # streams with messages for the next turn
         self.answers = 0
@@ -378,6 +378,8 @@ class GrpcConnection:
         return True
 
     def _read(self) -> None:
+        if self._going_on:
+            return
         wire, http2, clock = self._wire, self._http2, self._port.clock
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
         for _ in range(_READS):
@@ -406,7 +408,7 @@ class GrpcConnection:
             return
         if self._blocked and self._overloaded():
             self.loop.modify(wire.fileno(), EPOLLOUT)
-        elif wire.pending():
+        elif wire.pending() and not self._going_on:
             # What TLS has decrypted must not be left there: the socket does not tell of it.
             self.loop.call_soon(self._read_pending)
         self.loop.flush_later(self)
@@ -431,21 +433,20 @@ class GrpcConnection:
     def _go_on_later(self) -> None:
         if not self._going_on:
             self._going_on = True
-            self.loop.call_soon(self._go_on)
+            self._port.turns.queue(self)
 
-    def _go_on(self) -> None:
-        """Has the next turn, with what the last one has left."""
+    def take_turn(self) -> None:
+        """Goes on with what the last turn has left."""
         self._going_on = False
-        since_ns = now_ns = self._port.clock()
-        waiting = len(self._undelivered)
-        while waiting and now_ns - since_ns <= _TURN_NS:
-            waiting -= 1
+        if self._undelivered:
             call = self._undelivered.popleft()
             self.guarded(call, call.deliver)
-            now_ns = self._port.clock()
         if self._undelivered:
             self._go_on_later()
-        self._parse_on(since_ns)
+        else:
+            self._parse_on(self._port.clock())
+            if not self._going_on:
+                self._read_pending()
         self.loop.flush_later(self)
 
     def _overloaded(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,6 +31,8 @@ _CALL_REASONS = (
 )
 
 _DECOMPRESSING_THREADS = 1
+_TURNS_NS = 4_000_000
+"""Time in a round of the loop for connections that have had a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,38 @@ class PortOptions:
     least_rate: int = 1024
 
 
+class TakesTurns(Protocol):
+    """A connection that has more to do than one turn allows."""
+
+    def take_turn(self) -> None:
+        """Does some of it."""
+
+
+class Turns:
+    """Turns of connections, in order, some in each round of the loop: others are heard in between."""
+
+    def __init__(self, loop: IoLoop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._waiting: deque[TakesTurns] = deque()
+
+    def queue(self, connection: TakesTurns) -> None:
+        """Gives a connection a turn, behind those that wait for theirs."""
+        if not self._waiting:
+            self._loop.call_soon(self._take)
+        self._waiting.append(connection)
+
+    def _take(self) -> None:
+        waiting, end_ns = self._waiting, self._clock() + _TURNS_NS
+        for _ in range(len(waiting)):
+            waiting[0].take_turn()  # it may queue itself again
+            waiting.popleft()
+            if self._clock() > end_ns:
+                break
+        if waiting:
+            self._loop.call_soon(self._take)
+
+
 class PortConnection(Seated, Protocol):
     """A connection, as the port ends it."""
 
@@ -81,6 +115,7 @@ class PortState:
         open_calls: The calls that are not answered yet.
         connections: The connections.
         deadlines: The deadlines of calls.
+        turns: Turns of connections that send much in few bytes.
         decompressing: Threads that decompress messages.
         closed: Number of connections that were closed because of their clients, by reason.
         ended: Number of calls that were ended because of their clients, by reason.
@@ -90,6 +125,7 @@ class PortState:
 
     loop: IoLoop
     deadlines: Deadlines
+    turns: Turns
 
     def __init__(
         self, options: PortOptions, clock: Clock, most_unread_bytes: int = MOST_UNREAD_BYTES
@@ -113,6 +149,7 @@ class PortState:
         """Sets the loop, at the start."""
         self.loop = loop
         self.deadlines = Deadlines(loop)
+        self.turns = Turns(loop, self.clock)
 
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""
