@@ -63,11 +63,12 @@ class Check:
 
 @dataclass
 class Stand:
-    """A model as far as these routes look at one."""
+    """A model as far as these routes look at one; that it has a worker means that its checks may change."""
 
     spec: ModelSpec
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     readiness: list[Any] = field(default_factory=list)
+    workers: tuple[str, ...] = ("worker",)
 
 
 @dataclass
