@@ -60,8 +60,8 @@ from conch_stores.stores import Contents, StoreBusyError, StoredObject, is_safe
 
 log = logging.getLogger(__name__)
 
-_PAGE = "1000"
-_MOST_PAGES = 10_000
+_PAGE = "200"
+_MOST_PAGES = 1000
 _AT_ONCE = 8
 _SMALL = 1 << 20
 _FILTER = f"tags.`{SERVE_TAG}` = 'true'"
@@ -465,7 +465,9 @@ class MlflowRepository:
             token = str(page.get("next_page_token", ""))
             if not token:
                 return
-        raise MalformedError(f"model repository '{self.location}': {method} has pages without end")
+        raise MalformedError(
+            f"model repository '{self.location}': {method} has more than {_MOST_PAGES} pages"
+        )
 
     def _ask(self, method: str, **query: str) -> dict[str, Any]:
         return self._connection.call(lambda store: store.ask(method, **query))

@@ -19,12 +19,18 @@ from conch_mlflow.locations import MlflowLocation
 from conch_mlflow.registry import MalformedError
 from conch_stores.stores import StoreBusyError
 
-MOST_JSON = 256 << 20
-"""Largest answer that is not streamed, in bytes."""
+MOST_JSON = 16 << 20
+"""Largest answer that is not streamed, such as a page of a listing, in bytes."""
 _MOST_KEPT = 8
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-")
 _LONGEST_TEXT = 300
+
+
+def decoded(content: bytes) -> Any:
+    """Decodes JSON of any length. Raises ValueError: it is none."""
+    # The decoder holds the GIL. A call of a Python function for each object gives other threads their turns.
+    return json.loads(content, object_hook=lambda found: found)
 
 
 class RegistryHttp:
@@ -64,9 +70,11 @@ class RegistryHttp:
         with self.body(target) as body:
             content = body.read(MOST_JSON + 1)
         if len(content) > MOST_JSON:
-            raise MalformedError(f"its answer to {target} has more than {MOST_JSON} bytes")
+            raise MalformedError(
+                f"its answer to {target} has more than {MOST_JSON} bytes, the most that is taken of one page"
+            )
         try:
-            found = json.loads(content)
+            found = decoded(content)
         except ValueError:
             found = None
         if not isinstance(found, dict):

@@ -36,7 +36,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -300,11 +300,10 @@ class OnDemandResidency(Residency):
         gpus = zip(self._gpus.devices, room.gpus or self._no_gpus, strict=True)
         return {"cpu": room.bytes, **{f"gpu:{device}": taken for device, taken in gpus}}
 
-    def ready(self, names: Iterable[str], is_ready: Callable[[str], bool]) -> bool:
+    def ready(self, unready: Set[str]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
         with self._lock:
-            pinned = list(self._pins.by_calls)
-        return self._thread is not None and all(map(is_ready, pinned))
+            return self._thread is not None and self._pins.by_calls.isdisjoint(unready)
 
     # --- cold requests ------------------------------------------------------------------------------------
 

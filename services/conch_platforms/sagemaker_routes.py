@@ -286,7 +286,7 @@ class _SageMakerHandlers:
 
     async def _change(self, change: Callable[[], None]) -> None:
         self._api.door.check(table.LOAD_MODEL)
-        await result_of(lambda: self._api.door.ask(self._CHANGE, lambda: change))
+        await result_of(lambda: self._api.door.ask(self._CHANGE, lambda: change, lambda done: done))
 
 
 def _route(handler: Callable[..., Any], *endpoints: Endpoint) -> Route:

@@ -51,8 +51,6 @@ from conch_control.repository.uploads import remove_abandoned
 
 log = logging.getLogger(__name__)
 
-_NO_ENTRY = Entry()
-
 
 class Agent:
     """Implements `AgentApi` and `ModelControl`.
@@ -311,13 +309,12 @@ class Agent:
         self.events.wake()
 
     def ready(self) -> bool:
-        """True if no model keeps the server from being ready; see `counts_as_ready`.
+        """True if no model keeps the server from being ready; see `Entry.counts_as_ready`.
 
         As in Triton, a definition that could not be read does not: the registry has no version of it. In
         on-demand mode only pinned models do.
         """
-        entries = self._registry.entries
-        return self.residency.ready(entries, lambda name: counts_as_ready(entries.get(name, _NO_ENTRY)))
+        return self.residency.ready(self._registry.unready)
 
     def stop_loads(self) -> None:
         """Stops all loads and refuses new ones."""
@@ -385,18 +382,3 @@ def _check_name(name: str) -> None:
         raise InvalidArgumentError(
             f"invalid model name '{name}', model name must not contain path traversal characters"
         )
-
-
-def counts_as_ready(entry: Entry) -> bool:
-    """True if a model does not keep the server from being ready; one without a version to load does.
-
-    Triton requires every version to be ready. Here one serving version is enough, and unloading models
-    count as ready: otherwise a broken update would make all replicas of a storage not ready at once.
-    """
-    if entry.lacking:
-        return False
-    return bool(entry.ready) or all(_gone(state.state, state.reason) for state in entry.states.values())
-
-
-def _gone(state: str, reason: str) -> bool:
-    return state == "UNLOADING" or (state == "UNAVAILABLE" and reason == "unloaded")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.load_statistics import LoadStatistics
-from conch.core.registry import Entry, Registry
+from conch.core.registry import UNLOADED, Entry, Registry
 from conch.core.servable import Servable
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.draining import Drainer, unload_order
@@ -40,7 +40,7 @@ from conch_control.lifecycle.version_diff import (
     on_failure,
     on_success,
 )
-from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
+from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Change, VersionStates
 from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import Fingerprint, select_versions, without_rollout
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped

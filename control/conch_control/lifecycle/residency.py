@@ -7,7 +7,7 @@ settings set `PartOptions.residency`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Residency(ABC):
         """Takes a new listing of the repositories."""
 
     @abstractmethod
-    def ready(self, names: Iterable[str], is_ready: Callable[[str], bool]) -> bool:
-        """True if no model keeps the server from being ready; `names` are those that the registry has."""
+    def ready(self, unready: Set[str]) -> bool:
+        """True if none of the models that are not ready keeps the server from being ready."""
 
     @abstractmethod
     def load(self, name: str, run: Callable[[], Errors], pin: bool) -> Errors:
@@ -114,9 +114,9 @@ class AllResident(Residency):
     def catalogue(self, scan: Scan) -> None:
         """Keeps no catalogue."""
 
-    def ready(self, names: Iterable[str], is_ready: Callable[[str], bool]) -> bool:
+    def ready(self, unready: Set[str]) -> bool:
         """True if all models are ready."""
-        return all(map(is_ready, names))
+        return not unready
 
     def load(self, name: str, run: Callable[[], Errors], pin: bool) -> Errors:
         """Has the load run."""

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from conch.core.registry import UNLOADED
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.lifecycle.model_definition import Definition
-from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, Statuses
+from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Change, Statuses
 from conch_control.repository.layout import (
     Fingerprint,
     of_all_versions,

@@ -17,15 +17,13 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from conch.core.registry import Entry, Registry, VersionState
+from conch.core.registry import UNLOADED, Entry, Registry, VersionState
 from conch.core.rollouts import RolloutTransition
 from conch.core.servable import Servable
 from conch_control.agent_api import VersionStatus
 from conch_control.events import EventLog
 from conch_control.version_phase import Phase
 
-UNLOADED = "unloaded"
-"""Reason of a version that was unloaded on request."""
 FORGOTTEN = "no longer selected"
 """Reason of a version that the version policy no longer selects; hidden from Triton's index."""
 

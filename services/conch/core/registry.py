@@ -10,6 +10,9 @@ version is ready again, or the label names another one.
 A model may have a `Route`, which divides the requests without a version among its versions. Such a model is
 no entry of `_defaults`; only where a name is missing there, a route is looked for.
 
+Checks of the server's readiness read `unready` and `checked`, which change with the entries: their cost does
+not depend on the number of models.
+
 Owns: the published entries, the labels, the routes and the draining versions.
 Threads and locks: readers take no lock, as all mappings are replaced, never changed; writers take one lock.
 """
@@ -17,7 +20,7 @@ Threads and locks: readers take no lock, as all mappings are replaced, never cha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -46,6 +49,10 @@ _DECLARED: Mapping[LabelSource, str] = {
     "file": "are declared in rollout.toml: change them there",
     "repository": "are those of its model repository: change them there, such as an alias in MLflow",
 }
+
+
+UNLOADED = "unloaded"
+"""Reason of a version that was unloaded on request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,22 @@ class Entry:
                 return self.ready[stable]
         return self.ready[max(self.ready)] if self.ready else None
 
+    @property
+    def counts_as_ready(self) -> bool:
+        """True if the model does not keep the server from being ready; one without a version to load does.
+
+        Triton requires every version to be ready. Here one serving version is enough, and unloading models
+        count as ready: otherwise a broken update would make all replicas of a storage not ready at once.
+        """
+        if self.lacking:
+            return False
+        return bool(self.ready) or all(_gone(state) for state in self.states.values())
+
+    @property
+    def checked(self) -> Sequence[Servable]:
+        """Ready versions that have readiness checks, or may have some later, as those with workers."""
+        return [model for model in self.ready.values() if model.workers or model.readiness]
+
     def labels_of(self, version: int) -> list[str]:
         """The labels of a version, sorted."""
         return sorted(label for label, number in self.labels.items() if number == version)
@@ -112,6 +135,9 @@ class Registry:
         draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
             oldest first.
         route_counts: Requests that routes have divided, by identifier; replaced, never changed.
+        unready: Identifiers of the models that keep the server from being ready; replaced, never changed.
+        checked: By identifier, the versions whose readiness checks are part of the server's; replaced, never
+            changed.
     """
 
     def __init__(self, cold: Callable[[], ColdModels | None] = lambda: None) -> None:
@@ -124,6 +150,8 @@ class Registry:
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
         self._defaults: dict[str, Servable] = {}
+        self.unready: frozenset[str] = frozenset()
+        self.checked: Mapping[str, Sequence[Servable]] = {}
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -161,6 +189,7 @@ class Registry:
                 self._defaults[name] = default
             if self.namespaces:
                 self._rename(name)
+            self._note_readiness(name, entry)
 
     def set_labels(self, name: str, numbers: Mapping[str, int], source: LabelSource) -> None:
         """Replaces all labels of an identifier, which need not be published yet; none removes them.
@@ -234,6 +263,16 @@ class Registry:
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
             self._rename(name)
+            self._note_readiness(name, _NO_ENTRY)
+
+    def _note_readiness(self, name: str, entry: Entry) -> None:
+        """Keeps what checks of readiness look at; called with the lock held."""
+        if entry.counts_as_ready is (name in self.unready):
+            self.unready ^= {name}
+        checked = entry.checked
+        if checked or name in self.checked:
+            others = {key: each for key, each in self.checked.items() if key != name}
+            self.checked = {**others, name: checked} if checked else others
 
     def name_of(self, identifier: str) -> str:
         """The client-visible name of an identifier."""
@@ -473,6 +512,10 @@ def _sequence_route(labels: Mapping[str, int], ready: Mapping[int, Servable]) ->
     if STABLE in labels and any(model.spec.sequence is not None for model in ready.values()):
         return Route(labels[STABLE], override=False)
     return None
+
+
+def _gone(state: VersionState) -> bool:
+    return state.state == "UNLOADING" or (state.state == "UNAVAILABLE" and state.reason == UNLOADED)
 
 
 def _listed(labels: Mapping[str, int]) -> str:

@@ -142,8 +142,8 @@ class ServerState:
 
     def readiness(self) -> Iterator[Readiness]:
         """The readiness checks of all loaded models."""
-        for entry in self.registry.entries.values():
-            for model in entry.ready.values():
+        for models in self.registry.checked.values():
+            for model in models:
                 yield from model.readiness
 
     def started(self) -> None:

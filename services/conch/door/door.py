@@ -24,6 +24,7 @@ from conch.door.operation_table import Operation
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
+AnswerT = TypeVar("AnswerT")
 
 
 MakeLog = Callable[[RequestLog | None], RequestLog]
@@ -108,22 +109,24 @@ class Door(ABC):
         self,
         operation: Operation[RequestT, ResultT],
         read: Callable[[], RequestT],
+        write: Callable[[ResultT], AnswerT],
         caller: Caller | None = None,
         guard: AccessGuard | None = None,
         size: int = 0,
-    ) -> Future[ResultT]:
+    ) -> Future[AnswerT]:
         """Runs an operation, on the thread that its kind has.
 
         Args:
             operation: The operation.
             read: Makes the request, on that thread.
+            write: Makes the answer of the result, on that thread too: it may be long.
             caller: The call; None for the server itself.
             guard: Checks the caller, whom the port has identified; None for no check.
             size: Bytes that the caller holds.
 
         Returns:
-            The result, or the error of `read` or of the operation; a `ConchError` also if the server stops or
-            too much waits. Work that has not begun is dropped if the future is cancelled.
+            The answer, or the error of `read`, of the operation or of `write`; a `ConchError` also if the
+            server stops or too much waits. Work that has not begun is dropped if the future is cancelled.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from conch.core.request_log import Caller
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.door.checked_operations import checked
-from conch.door.door import Door, MakeLog, RequestT, ResultT
+from conch.door.door import AnswerT, Door, MakeLog, RequestT, ResultT
 from conch.door.operation_handlers import Services
 from conch.door.operation_pools import OperationPools
 from conch.door.operation_table import Operation
@@ -66,19 +66,22 @@ class LocalDoor(Door):
         self,
         operation: Operation[RequestT, ResultT],
         read: Callable[[], RequestT],
+        write: Callable[[ResultT], AnswerT],
         caller: Caller | None = None,
         guard: AccessGuard | None = None,
         size: int = 0,
-    ) -> Future[ResultT]:
+    ) -> Future[AnswerT]:
         """See `Door`."""
-        result: Future[ResultT] = Future()
+        result: Future[AnswerT] = Future()
         run = operation.handler
         if guard is not None and guard.identifies and caller is not None:
             run = checked(operation, guard, caller)
         payer = None if caller is None else caller.access
 
         def work() -> None:
-            when_loaded(lambda: run(self._core, self._services, read()), size, payer=payer, into=result)
+            when_loaded(
+                lambda: write(run(self._core, self._services, read())), size, payer=payer, into=result
+            )
 
         try:
             queued = self._pools.submit(operation.runs_on, self._core, size, work)

@@ -13,7 +13,8 @@ from conch.door.thread_pool import QueueBounds, ThreadPool
 T = TypeVar("T")
 
 _KINDS = {
-    RunsOn.FILES: ("files", 2, "calls for metadata"),
+    RunsOn.DESCRIPTION: ("describe", 2, "calls for metadata and configs"),
+    RunsOn.STATISTICS: ("statistics", 2, "calls for statistics"),
     RunsOn.REPOSITORY: ("repository", 2, "calls for the repository index"),
     RunsOn.UNLOAD: ("unload", 2, "unloads"),
     RunsOn.READINESS: ("ready", 4, "checks of readiness"),
@@ -45,8 +46,6 @@ class OperationPools:
                 needed = False
             case RunsOn.READINESS:
                 needed = any(core.readiness())
-            case RunsOn.FILES:
-                needed = core.registry.cold is not None
             case _:
                 needed = True
         if needed:

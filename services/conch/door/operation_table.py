@@ -29,8 +29,10 @@ class RunsOn(Enum):
     """The front end's thread: the handler does not block."""
     READINESS = auto()
     """The pool while any model has readiness checks of its own, else the front end's thread."""
-    FILES = auto()
-    """The pool in on-demand mode, where the handler may read files; else the front end's thread."""
+    DESCRIPTION = auto()
+    """The result may be long; in on-demand mode the handler may read files."""
+    STATISTICS = auto()
+    """The result may be long, and is made of all models."""
     REPOSITORY = auto()
     """The handler reads storage, which may hang."""
     UNLOAD = auto()
@@ -167,6 +169,7 @@ ALL_STATISTICS = Operation(
     handler=handlers.statistics,
     model_of=lambda request: request.name,
     shown=handlers.statistics_of,
+    runs_on=RunsOn.STATISTICS,
 )
 MODEL_METADATA = Operation(
     "model_metadata",
@@ -176,7 +179,7 @@ MODEL_METADATA = Operation(
     paths=(_MODEL,),
     roles=ANY,
     handler=handlers.model_metadata,
-    runs_on=RunsOn.FILES,
+    runs_on=RunsOn.DESCRIPTION,
     model_of=lambda request: request.name,
 )
 MODEL_READY = Operation(
@@ -198,7 +201,7 @@ MODEL_CONFIG = Operation(
     paths=(_MODEL + "/config",),
     roles=ANY,
     handler=handlers.model_config,
-    runs_on=RunsOn.FILES,
+    runs_on=RunsOn.DESCRIPTION,
     model_of=lambda request: request.name,
 )
 MODEL_STATISTICS = Operation(
@@ -211,6 +214,7 @@ MODEL_STATISTICS = Operation(
     handler=handlers.statistics,
     model_of=lambda request: request.name,
     shown=handlers.statistics_of,
+    runs_on=RunsOn.STATISTICS,
 )
 INFER = Endpoint(
     "infer", "inference", "Run the model", "ModelInfer", "POST", (_MODEL + "/infer",), roles=INFERS

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
+T = TypeVar("T")
+
+_PIECE = 100
 _MOMENT_S = 0.0001
 _NEVER = threading.Event()
 
@@ -40,3 +44,11 @@ def on_yield(pause: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _here.pause = None
+
+
+def in_pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Pieces of a long list, between which other threads run."""
+    for start in range(0, len(items), _PIECE):
+        if start:
+            yield_gil()
+        yield items[start : start + _PIECE]

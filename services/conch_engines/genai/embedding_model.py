@@ -25,7 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the model."""
-        from conch_engines.genai.genai_library import genai
+        from conch_engines.genai.genai_library import genai, opened
         from conch_engines.genai.text_lengths import TextLengths
 
         parameters = parameters_of(args)
@@ -38,11 +38,12 @@ class TritonPythonModel:
         # Padding on the left would change positions, and what the last token is.
         config.padding_side = "right"
         longest = settings.max_model_len or files.context_length
-        self._lengths: TextLengths = TextLengths(files.path, longest)
         self._lock = threading.Lock()
-        self._pipeline: Any = genai.TextEmbeddingPipeline(
-            str(files.path), settings.device, config, **settings.properties()
-        )
+        with opened(files.path):
+            self._lengths: TextLengths = TextLengths(files.path, longest)
+            self._pipeline: Any = genai.TextEmbeddingPipeline(
+                str(files.path), settings.device, config, **settings.properties()
+            )
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], request: EmbeddingRequest

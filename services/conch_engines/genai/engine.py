@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch_engines.genai.engine_settings import EngineSettings
-from conch_engines.genai.genai_library import genai, openvino
+from conch_engines.genai.genai_library import genai, opened, openvino
 from conch_engines.genai.grammar_check import GrammarCheck, structure
 from conch_engines.genai.model_on_disk import ModelFiles
 from conch_engines.genai.sampling import Sampling
@@ -181,9 +182,11 @@ class Engine:
         properties: dict[str, Any] = {}
         if settings.num_threads:
             properties["INFERENCE_NUM_THREADS"] = settings.num_threads
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            str(self._files.path), scheduler, settings.device, properties
-        )
+        path = self._files.path
+        with opened(path):
+            self._pipeline = genai.ContinuousBatchingPipeline(
+                str(path), scheduler, settings.device, properties
+            )
         self.tokenizer = self._pipeline.get_tokenizer()
         self._decoder = TextDecoder(self.tokenizer)
 
@@ -213,7 +216,7 @@ class Engine:
         try:
             config.validate()
         except RuntimeError as error:
-            raise InvalidArgumentError(f"the engine refuses the request: {str(error).strip()}") from None
+            raise InvalidArgumentError(f"the engine refuses the request: {engine_text(error)}") from None
         return config
 
     def _add(self, prompt: Sequence[int], config: Any) -> Any:
@@ -221,7 +224,7 @@ class Engine:
         try:
             return self._pipeline.add_request(next(self._ids), tensor, config)
         except RuntimeError as error:
-            raise InvalidArgumentError(f"the engine refuses the request: {str(error).strip()}") from None
+            raise InvalidArgumentError(f"the engine refuses the request: {engine_text(error)}") from None
 
     async def _run(self) -> None:
         """Runs steps until there is no request."""

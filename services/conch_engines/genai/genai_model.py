@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.api.pb_metrics import MetricFamily
+from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model, parameters_of
@@ -100,7 +101,7 @@ class TritonPythonModel:
             )
         except (RuntimeError, TypeError) as error:
             raise InvalidArgumentError(
-                f"messages: the chat template refuses them: {str(error).strip()}"
+                f"messages: the chat template refuses them: {engine_text(error)}"
             ) from None
         return prompt
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.genai_library import genai, openvino
 from conch_engines.genai.grammar_limits import check_limits
@@ -67,7 +68,7 @@ class GrammarCheck:
             del handle
         except RuntimeError as error:
             self._pipeline = None  # it can't go on
-            raise InvalidArgumentError(f"{grammar.kind}: is invalid: {_reason(error)}") from None
+            raise InvalidArgumentError(f"{grammar.kind}: is invalid: {engine_text(error)[:_SHOWN]}") from None
 
 
 def structure(grammar: Grammar) -> Any:
@@ -82,10 +83,3 @@ def _open() -> Any:
         path = Path(directory, "model.gguf")
         write_random_model(path)
         return genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", {})
-
-
-def _reason(error: RuntimeError) -> str:
-    """The engine's text without the places in its source."""
-    *_, text = str(error).strip().rpartition(".cc:")
-    number, _, rest = text.partition(": ")
-    return (rest if number.isdigit() else text).strip()[:_SHOWN]

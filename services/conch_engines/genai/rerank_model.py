@@ -25,7 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the model."""
-        from conch_engines.genai.genai_library import genai
+        from conch_engines.genai.genai_library import genai, opened
         from conch_engines.genai.text_lengths import TextLengths
 
         parameters = parameters_of(args)
@@ -33,11 +33,12 @@ class TritonPythonModel:
         directory = Path(args["model_repository"], args["model_version"])
         files = find_model(directory, args["model_name"], SCORE)
         longest = settings.max_model_len or files.context_length
-        self._lengths: TextLengths = TextLengths(files.path, longest, pairs=True)
         self._lock = threading.Lock()
-        self._pipeline: Any = genai.TextRerankPipeline(
-            str(files.path), settings.device, **settings.properties()
-        )
+        with opened(files.path):
+            self._lengths: TextLengths = TextLengths(files.path, longest, pairs=True)
+            self._pipeline: Any = genai.TextRerankPipeline(
+                str(files.path), settings.device, **settings.properties()
+            )
 
     def score(
         self, query: str, documents: Sequence[str], request: EmbeddingRequest

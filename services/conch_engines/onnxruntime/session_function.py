@@ -12,6 +12,7 @@ import numpy as np
 from conch.backends.device_arrays import ALIGNMENT, Places, overlap
 from conch.backends.signature import Signature, scalar_dims
 from conch.core.device import DeviceMemory, DeviceTensor
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
@@ -202,7 +203,8 @@ def _encoded(array: Array) -> Array:
 
 def status_text(error: Exception) -> str:
     """An ONNX Runtime exception as Triton's backend prints its status."""
-    match = _STATUS.search(str(error))
+    text = engine_text(error)
+    match = _STATUS.search(text)
     if match is None:
-        return f"onnx runtime error: {error}"
+        return f"onnx runtime error: {text}"
     return f"onnx runtime error {match[1]}: {match[2].strip()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch_engines.model_config import boolean, child, integer, threads_per_instance
@@ -64,7 +65,7 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
         except Exception as error:  # of the engine, or of the library that it runs
             raise InvalidArgumentError(
                 f"model_operations.op_library_filename '{library.name}' of model '{spec.name}' can't be "
-                f"loaded: {error}"
+                f"loaded: {engine_text(error)}"
             ) from error
     return options
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.file_formats import ONNX, OPENVINO_IR, SAVED_MODEL, TFLITE, describe, identify
 from conch_engines.openvino.openvino_settings import OpenVinoSettings
@@ -21,8 +22,7 @@ log = logging.getLogger(__name__)
 
 _TELEMETRY = "openvino_telemetry"
 _READABLE = (ONNX, OPENVINO_IR, SAVED_MODEL, TFLITE)
-_NOISE = re.compile(r"Exception from \S+:\d+:|Caught exception:")
-_CHECK = re.compile(r"Check '(.*)' failed at \S+:\d+:")
+_CHECK = re.compile(r"Check '(.*)' failed:")
 
 
 def import_openvino() -> Any:
@@ -43,9 +43,9 @@ def import_openvino() -> Any:
     return openvino
 
 
-def engine_text(error: BaseException) -> str:
-    """The text of an OpenVINO exception without C++ file names and conditions."""
-    text = _NOISE.sub(" ", str(error))
+def openvino_text(error: BaseException) -> str:
+    """The text of an OpenVINO exception without places in its sources and without conditions."""
+    text = engine_text(error).replace("Caught exception:", " ")
     for checks in ("", r"\1"):  # the conditions, if nothing else tells the cause
         shown = " ".join(_CHECK.sub(checks, text).split())
         if shown:
@@ -57,7 +57,7 @@ def engine_error(what: str, error: BaseException) -> BaseException:
     """An OpenVINO exception as `InternalError` in Triton's words; other errors stay what they are."""
     if isinstance(error, (ConchError, MemoryError)):
         return error
-    return InternalError(f"openvino error in {what} : {engine_text(error)}")
+    return InternalError(f"openvino error in {what} : {openvino_text(error)}")
 
 
 def raise_engine_error(what: str, error: Exception) -> NoReturn:
@@ -93,7 +93,7 @@ class Engine:
                 self._core.add_extension(settings.extension)
             except Exception as error:  # of the engine, or of the library that it runs
                 raise InvalidArgumentError(
-                    f"openvino error in  loading custom CPU extensions : {engine_text(error)}"
+                    f"openvino error in  loading custom CPU extensions : {openvino_text(error)}"
                 ) from error
 
     def read(self, path: Path) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.signature import ModelTensor, Signature, made_tensors, validate
+from conch.core.engine_text import engine_text
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES
@@ -48,7 +49,7 @@ def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
                 f"operators of tensors only, or set parameter '{ALLOW_PICKLE}' to 'true' if you trust it"
             ) from error
         except Exception as error:  # of the engine: an archive made by hand can fail in any way
-            raise InternalError(f"unable to load exported program '{path}': {error}") from error
+            raise InternalError(f"unable to load exported program '{path}': {engine_text(error)}") from error
 
 
 class ProgramDescription:

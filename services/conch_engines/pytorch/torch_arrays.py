@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Array
@@ -82,7 +83,7 @@ class TensorConverter:
         try:
             array: Array = value.numpy(force=True)
         except (TypeError, RuntimeError) as error:
-            raise InternalError(f"output '{name}' is no dense tensor: {error}") from error
+            raise InternalError(f"output '{name}' is no dense tensor: {engine_text(error)}") from error
         return array
 
     def check(self, spec: TensorSpec, value: Any) -> None:

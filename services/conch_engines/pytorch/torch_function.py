@@ -9,6 +9,7 @@ from typing import Any
 
 from conch.backends.device_arrays import ALIGNMENT, Places
 from conch.core.device import DeviceMemory, DeviceTensor
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
@@ -88,7 +89,7 @@ class TorchFunction:
         except (ConchError, MemoryError):
             raise
         except Exception as error:  # of the engine
-            raise InternalError(f"{program.failure}{error}") from error
+            raise InternalError(f"{program.failure}{engine_text(error)}") from error
 
     def _run_plain(self, values: list[Any]) -> Sequence[Any]:
         with self._torch.jit.optimized_execution(False):
@@ -150,7 +151,7 @@ class TorchDeviceFunction(TorchFunction):
             try:
                 self._stream.synchronize()
             except RuntimeError as error:
-                raise InternalError(f"{self._program.failure}{error}{_ASYNC_HINT}") from error
+                raise InternalError(f"{self._program.failure}{engine_text(error)}{_ASYNC_HINT}") from error
             if self._settings.cleans_cache:
                 torch.cuda.empty_cache()
         return {

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch_engines.pytorch.tensor_naming import Argument, argument_positions, result_positions, takes_dict
@@ -71,7 +72,7 @@ def load_module(torch: Any, path: Path, device: str | None) -> Any:
         except InvalidArgumentError:
             raise
         except Exception as error:  # of the engine, or of the module's own code
-            raise InternalError(f"unable to load TorchScript model '{path}': {error}") from error
+            raise InternalError(f"unable to load TorchScript model '{path}': {engine_text(error)}") from error
 
 
 def arguments_of(module: Any) -> list[Argument]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction
 from conch.backends.signature import ModelTensor, Signature, complete, validate
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.file_formats import TFLITE, describe, identify
@@ -85,7 +86,7 @@ class _Model:
         except ConchError:
             raise
         except Exception as error:  # of the engine
-            raise InternalError(f"unable to load TF-Lite model '{path}': {error}") from error
+            raise InternalError(f"unable to load TF-Lite model '{path}': {engine_text(error)}") from error
         self.signature = Signature(
             tuple(_tensor(name, detail) for name, detail in self._inputs.items()),
             tuple(_tensor(name, detail) for name, detail in self._outputs.items()),
@@ -131,7 +132,7 @@ class _Model:
             raise InvalidArgumentError(f"input {error} is missing") from error
         except (RuntimeError, ValueError) as error:
             self._shapes = dict.fromkeys(self._shapes, ())  # the next run allocates again
-            raise InternalError(f"LiteRT: {error}") from error
+            raise InternalError(f"LiteRT: {engine_text(error)}") from error
 
     def close(self) -> None:
         """Frees the interpreter."""

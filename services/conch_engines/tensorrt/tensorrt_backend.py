@@ -15,6 +15,7 @@ from typing import Any
 
 from conch.backends.arrays import ArrayInstance
 from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
@@ -126,7 +127,7 @@ class _PlanModel(BackendModel):
             raise
         except Exception as error:  # of TensorRT or cupy
             kind = ResourceExhaustedError if isinstance(error, MemoryError) else InternalError
-            raise kind(f"unable to create {placement.name}: {error}") from error
+            raise kind(f"unable to create {placement.name}: {engine_text(error)}") from error
         return ArrayInstance(self._spec, function)
 
     def _load(self, device: int) -> SharedEngine:
@@ -143,7 +144,9 @@ class _PlanModel(BackendModel):
         except ConchError:
             raise
         except Exception as error:  # of cupy: no such device
-            raise InternalError(f"unable to load model '{spec.name}' on GPU {device}: {error}") from error
+            raise InternalError(
+                f"unable to load model '{spec.name}' on GPU {device}: {engine_text(error)}"
+            ) from error
         validate_against_engine(spec, described)
         log.info(
             "model '%s': plan '%s' loaded to GPU %d in %.2f s; a context takes %d bytes of its memory",
@@ -167,5 +170,5 @@ class _PlanModel(BackendModel):
 
 
 def _completion_text(path: Path, error: Exception) -> str:
-    reason = error.message if isinstance(error, ConchError) else str(error)
+    reason = error.message if isinstance(error, ConchError) else engine_text(error)
     return f"unable to load plan file to auto complete config: {path}: {reason}"

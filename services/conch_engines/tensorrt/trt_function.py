@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from conch.backends.device_arrays import ALIGNMENT, Places, overlap
 from conch.backends.signature import scalar_dims
 from conch.core.device import DeviceMemory, DeviceTensor
+from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, ResourceExhaustedError, UnsupportedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
@@ -170,8 +171,8 @@ class TensorRTFunction:
                 if isinstance(error, ConchError) or not isinstance(error, Exception):
                     raise
                 if isinstance(error, MemoryError):
-                    raise ResourceExhaustedError(f"{self._name}: {error}") from error
-                raise InternalError(f"TensorRT failed for {self._name}: {error}") from error
+                    raise ResourceExhaustedError(f"{self._name}: {engine_text(error)}") from error
+                raise InternalError(f"TensorRT failed for {self._name}: {engine_text(error)}") from error
 
     def _run(
         self, inputs: Mapping[str, Value], outputs: tuple[str, ...], places: Places

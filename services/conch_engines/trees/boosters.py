@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import UnavailableError
 from conch.core.tensor import Array
 from conch_engines.trees.lightgbm_text import read_lightgbm
@@ -44,7 +45,7 @@ def open_xgboost(path: Path, kind: str, model: str, threads: int) -> Any:
         booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
         booster.set_param({"nthread": threads})
     except xgboost.core.XGBoostError as error:
-        raise unreadable(path, kind, model, str(error).splitlines()[0]) from error
+        raise unreadable(path, kind, model, engine_text(error).splitlines()[0]) from error
     return booster
 
 
@@ -60,7 +61,7 @@ def open_lightgbm(path: Path, model: str) -> Any:
         read_lightgbm(content)
         return lightgbm.Booster(model_str=content.decode())
     except (DamagedError, lightgbm.basic.LightGBMError) as error:
-        raise unreadable(path, LIGHTGBM, model, str(error).splitlines()[0]) from error
+        raise unreadable(path, LIGHTGBM, model, engine_text(error).splitlines()[0]) from error
 
 
 def open_contributions(path: Path, kind: str, model: str, threads: int) -> Contributions | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.engine_text import engine_text, without_places
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import Array
 from conch_engines.trees.checkpoint import MAJOR, check_checkpoint
@@ -44,7 +44,6 @@ _CLASSIFIERS = (0, 2)
 """Task types of binary and of multi-class classifiers."""
 _SMALL = 8192
 """Rows times trees, about a millisecond, up to which one thread is faster than waking others."""
-_PREFIX = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 
 
 class TreeliteEngine:
@@ -117,8 +116,9 @@ class TreeliteEngine:
 
     def _keep_message(self, text: bytes) -> None:
         """Logs a message of treelite, and keeps it as the reason of an error that may follow."""
-        self._messages.last = _PREFIX.sub("", text.decode(errors="replace").strip())
-        log.info("treelite: %s", self._messages.last)
+        message = text.decode(errors="replace").strip()
+        self._messages.last = without_places(message)
+        log.info("treelite: %s", message)
 
     def parse_settings(self, settings: dict[str, object]) -> ctypes.c_void_p:
         """A configuration of GTIL; `delete_settings` frees it."""
@@ -141,7 +141,7 @@ class TreeliteEngine:
         """Raises the last error of this thread unless the status is 0."""
         if status:
             text = (self._library.TreeliteGetLastError() or b"").decode(errors="replace")
-            raise InternalError(f"treelite error: {_PREFIX.sub('', text)}")
+            raise InternalError(f"treelite error: {without_places(text)}")
 
 
 class Forest:
@@ -218,5 +218,4 @@ class Gtil:
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return _PREFIX.sub("", lines[0]) if lines else type(error).__name__
+    return engine_text(error).splitlines()[0]

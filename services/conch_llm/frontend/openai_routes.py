@@ -240,7 +240,9 @@ class OpenAiHandler:
         except UnavailableError as error:  # by a flag: another try fails too
             raise RequestError(f"Model load/unload requires explicit mode: {error.message}") from None
         guard = self._access.guard
-        await result_of(lambda: api.door.ask(operation, lambda: request, call.exchange, guard))
+        await result_of(
+            lambda: api.door.ask(operation, lambda: request, lambda done: done, call.exchange, guard)
+        )
 
     # Routes of inference
 

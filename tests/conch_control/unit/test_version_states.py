@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from conch.core.registry import Registry, VersionState
+from conch.core.registry import UNLOADED, Registry, VersionState
 from conch.core.servable import Servable
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_states import FORGOTTEN, UNLOADED, Change, VersionStates
+from conch_control.lifecycle.version_states import FORGOTTEN, Change, VersionStates
 from conch_control.version_phase import Phase
 
-MODEL = cast(Servable, object())
+MODEL = cast(Servable, SimpleNamespace(workers=(), readiness=()))
 
 
 def a_book() -> tuple[VersionStates, Registry, EventLog]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.support.waiting import given_time
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_control.repository.source import Declared, Labelled, ModelSource
 from conch_mlflow.mlflow_repository import MlflowRepository
+from conch_mlflow.registry_http import MOST_JSON, decoded
 
 SEARCH = "registered-models/search"
 
@@ -138,6 +141,28 @@ def test_pages_are_followed_and_a_look_is_two_requests(place: RegistryPlace) -> 
         place.registry.most = 10
         assert len(repository.models()) == 25
         assert place.proxy.count(SEARCH) >= 3
+
+
+def test_a_page_that_is_too_large_is_refused(place: RegistryPlace) -> None:
+    place.registry.register("m", onnx_files(), "champion")
+    with place.opened() as repository:
+        repository.models()
+        place.registry.models["m"].tags["notes"] = "x" * MOST_JSON
+        with pytest.raises(OSError, match=f"{SEARCH}.* has more than {MOST_JSON} bytes"):
+            repository.models()
+
+
+def test_other_threads_get_turns_while_a_listing_is_decoded() -> None:
+    """A thread can lose the GIL where a Python function is called, and not within the decoder."""
+    listing = {"registered_models": [{"tags": [{"key": "k", "value": "v"}] * 3}] * 10}
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        found = decoded(json.dumps(listing).encode())
+    finally:
+        sys.setprofile(None)
+    assert found == listing
+    assert calls.count("call") > 40
 
 
 def test_names_that_models_can_not_have(place: RegistryPlace, caplog: pytest.LogCaptureFixture) -> None:

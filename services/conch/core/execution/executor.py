@@ -21,12 +21,13 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance, BatchOutcome, Done, Pending
 from conch.core.clock import Clock
+from conch.core.engine_text import without_places
 from conch.core.errors import (
     CancelledError,
     ConchError,
     InternalError,
     InvalidArgumentError,
-    as_conch_error,
+    message_of,
     without_details,
     without_traceback,
 )
@@ -378,9 +379,10 @@ class Executor:
             response.outputs = []
 
     def _client_error(self, error: BaseException) -> ConchError:
-        if not isinstance(error, ConchError):
-            log.error("model '%s' failed to execute", self._spec.name, exc_info=error)
-        return as_conch_error(error)
+        if isinstance(error, ConchError):
+            return error
+        log.error("model '%s' failed to execute", self._spec.name, exc_info=error)
+        return InternalError(without_places(message_of(error)) or type(error).__name__)
 
     def _failures(self, batch: Batch, error: BaseException) -> _Failures:
         shown = without_traceback(self._client_error(error))

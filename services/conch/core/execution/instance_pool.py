@@ -2,7 +2,8 @@
 
 Owns: the backend's model and its instances, passive ones too, and their resource grants.
 Threads and locks: instances are created on several threads where the backend allows it. The pool's lock
-guards the list of members and closing, so that each instance is closed once.
+guards changes of the members and closing, so that each instance is closed once; readers take no lock, as an
+instance may take long to close.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class InstancePool:
         self._model = model
         self.limiter = limiter
         self.grants: dict[BackendInstance, ResourceGrant] = {}
-        self._lock = threading.Lock()  # guards the members, and closing
-        self._members: list[PoolMember] = []
+        self._lock = threading.Lock()
+        self._members: tuple[PoolMember, ...] = ()  # replaced, never changed
 
     @property
     def notes(self) -> Sequence[str]:
@@ -116,14 +117,12 @@ class InstancePool:
     @property
     def active(self) -> list[BackendInstance]:
         """Instances that run batches."""
-        with self._lock:
-            return [member.instance for member in self._members if not member.placement.passive]
+        return [member.instance for member in self._members if not member.placement.passive]
 
     @property
     def all(self) -> list[BackendInstance]:
         """All instances."""
-        with self._lock:
-            return [member.instance for member in self._members]
+        return [member.instance for member in self._members]
 
     def create(self, warm_up: Warmup) -> None:
         """Creates the instances of all groups; after a failure `close` closes the created ones.
@@ -187,7 +186,7 @@ class InstancePool:
     def close(self) -> None:
         """Closes all instances, none of which runs a batch, and the model."""
         with self._lock:
-            self._close(list(self._members))
+            self._close(self._members)
             self._try(self._model.close)
 
     def close_some(self, members: Sequence[PoolMember]) -> None:
@@ -219,19 +218,19 @@ class InstancePool:
         except BaseException:
             made = [places[number] for number in sorted(places)]
             with self._lock:
-                self._members += made
+                self._members += tuple(made)
                 self._close(made)
             if self.limiter is not None:
                 self.limiter.remove(wanted)
             raise
         made = [places[number] for number in range(len(placed))]
         with self._lock:
-            self._members += made
+            self._members += tuple(made)
         return made
 
     def _close(self, members: Sequence[PoolMember]) -> None:
         for member in members:
-            self._members.remove(member)
+            self._members = tuple(each for each in self._members if each is not member)
             self._try(member.instance.close)
         if self.limiter is not None:
             removed = (self.grants.pop(member.instance, None) for member in members)

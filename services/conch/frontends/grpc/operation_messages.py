@@ -13,6 +13,7 @@ from conch.core.tensor import Buffer
 from conch.door import operation_handlers as plain
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
+from conch.frontends.yield_gil import in_pieces
 from conch.memory.region import CudaRegion
 from conch.memory.system_region import SystemRegion
 from conch.observability.logging.log_settings import Setting
@@ -82,7 +83,8 @@ def write_model_config(spec: ModelSpec) -> pb.ModelConfigResponse:
 
 def write_statistics(models: list[VersionStatistics]) -> pb.ModelStatisticsResponse:
     """Converts the counters of model versions."""
-    return pb.ModelStatisticsResponse(model_stats=[statistics_message(model) for model in models])
+    found = [statistics_message(model) for piece in in_pieces(models) for model in piece]
+    return pb.ModelStatisticsResponse(model_stats=found)
 
 
 def statistics_message(model: VersionStatistics) -> pb.ModelStatistics:
@@ -144,7 +146,8 @@ def write_index(entries: list[IndexEntry]) -> pb.RepositoryIndexResponse:
             pb.RepositoryIndexResponse.ModelIndex(
                 name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
             )
-            for entry in entries
+            for piece in in_pieces(entries)
+            for entry in piece
         ]
     )
 

@@ -158,7 +158,12 @@ def _handler(rpc: _Rpc, door: Door, guard: AccessGuard) -> UnaryMethod:
             )
             return
         future = door.ask(
-            operation, lambda: read(message_class.FromString(message), call), call, guard, len(message)
+            operation,
+            lambda: read(message_class.FromString(message), call),
+            lambda result: write(result).SerializeToString(),
+            call,
+            guard,
+            len(message),
         )
         future.add_done_callback(partial(answer, call))
         if not future.done():
@@ -173,7 +178,7 @@ def _handler(rpc: _Rpc, door: Door, guard: AccessGuard) -> UnaryMethod:
         if future.cancelled():
             return  # and answered
         try:
-            call.reply(write(future.result()).SerializeToString())
+            call.reply(future.result())
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
         except DecodeError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.core.model_control import IndexEntry
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.door import operation_table as table
 from conch.door.door import Door
 from conch.door.operation_handlers import ModelRequest
@@ -13,6 +15,14 @@ from conch.frontends.http.routes import operation_json as json
 
 def _nothing() -> None:
     """A request without fields."""
+
+
+def _statistics(models: list[VersionStatistics]) -> dict[str, object]:
+    return {"model_stats": [json.statistics_object(each) for each in models]}
+
+
+def _index(entries: list[IndexEntry]) -> list[dict[str, object]]:
+    return [json.entry_object(each) for each in entries]
 
 
 def find_fact(
@@ -30,15 +40,14 @@ def find_fact(
         case "ready":
             return door.loaded  # not the models' own checks, which may ask this
         case "server":
-            return json.server_object(door.ask(table.SERVER_METADATA, _nothing).result())
+            return door.ask(table.SERVER_METADATA, _nothing, json.server_object).result()
         case "model":
-            return json.metadata_object(door.ask(table.MODEL_METADATA, lambda: model).result())
+            return door.ask(table.MODEL_METADATA, lambda: model, json.metadata_object).result()
         case "statistics":
-            found = door.ask(table.MODEL_STATISTICS, lambda: model).result()
-            return {"model_stats": [json.statistics_object(each) for each in found]}
+            return door.ask(table.MODEL_STATISTICS, lambda: model, _statistics).result()
         case "index" | "ready_index":
-            entries = door.ask(table.REPOSITORY_INDEX, lambda: kind == "ready_index").result()
-            return [json.entry_object(each) for each in entries]
+            ready_only = kind == "ready_index"
+            return door.ask(table.REPOSITORY_INDEX, lambda: ready_only, _index).result()
         case "metrics":
             if metrics is None:
                 raise UnsupportedError("metrics are not served: start the server with --allow-metrics=true")

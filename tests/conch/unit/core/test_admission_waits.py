@@ -32,6 +32,7 @@ class Catalogue:
 
     spec = make_spec()
     version_text = "1"
+    workers = readiness = ()
 
     def missed(self, name: str) -> None:
         raise ColdModelError(name, self)

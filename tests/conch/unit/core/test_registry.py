@@ -28,6 +28,7 @@ class Named:
     def __init__(self, version: int) -> None:
         self.version = version
         self.spec = make_spec(version=version)
+        self.workers = self.readiness = ()
 
 
 def models(*versions: int) -> dict[int, Model]:
@@ -98,6 +99,22 @@ def test_what_no_version_can_be_is_refused_at_once(text: str) -> None:
     assert message.startswith(start)
     assert message.endswith("' (details: stol), version should be an integral value > 0")
     assert len(message) < 1000
+
+
+def test_models_that_keep_the_server_from_being_ready_are_known_without_a_look(registry: Registry) -> None:
+    assert registry.unready == frozenset()
+    for entry, unready in (
+        (Entry({}, {1: VersionState("LOADING")}), {"new"}),
+        (Entry({}, {1: VersionState("UNAVAILABLE", "Internal: boom")}), {"new"}),
+        (Entry(models(1), {1: READY, 2: VersionState("LOADING")}), set()),
+        (Entry(lacking=True), {"new"}),
+        (Entry({}, {1: GONE, 2: VersionState("UNLOADING")}), set()),
+        (Entry({}, {1: GONE, 2: VersionState("LOADING")}), {"new"}),
+    ):
+        registry.publish("new", entry)
+        assert registry.unready == unready
+    registry.remove("new")
+    assert registry.unready == frozenset()
 
 
 def test_a_removed_name_is_unknown(registry: Registry) -> None:

@@ -141,6 +141,30 @@ def test_a_busy_instance_finishes_its_batch_and_takes_no_other() -> None:
     assert model.close()
 
 
+def test_readiness_does_not_wait_for_an_instance_that_closes() -> None:
+    """Checks of readiness run on the I/O loop."""
+    closing, may_close = threading.Event(), threading.Event()
+
+    class Slow(Instance):
+        def close(self) -> None:
+            closing.set()
+            assert may_close.wait(WAIT_S)
+            super().close()
+
+    groups = (InstanceGroup("a", count=2),)
+    model = Model.create(replace(make_spec(), instance_groups=groups), LoadedModel(instance_class=Slow))
+    going = resize(model, 1)
+    with ThreadPoolExecutor(2) as pool:
+        finished = pool.submit(going.finish)
+        assert closing.wait(WAIT_S)
+        try:
+            assert pool.submit(lambda: (model.readiness, model.workers)).result(WAIT_S) == ([], [])
+        finally:
+            may_close.set()
+        finished.result(WAIT_S)
+    assert model.close()
+
+
 def test_close_waits_for_what_still_goes() -> None:
     gate = Turnstile()
     model, loaded = make(InstanceGroup("g", count=2), execute=gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
@@ -13,7 +14,7 @@ from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableEr
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.scheduling.scheduler import Batch
-from conch.core.servable import ClosedError
+from conch.core.servable import ClosedError, Servable
 from conch.core.server_state import ServerState
 
 
@@ -34,10 +35,18 @@ class NoAgent:
 
 
 class Readiness:
+    """Says whether models are ready, for the server or as the check of one."""
+
     def __init__(self) -> None:
         self.ready = True
 
     def __call__(self) -> bool:
+        return self.ready
+
+    def start(self) -> None:
+        pass
+
+    def result(self) -> bool:
         return self.ready
 
 
@@ -159,6 +168,39 @@ def test_live_and_ready(core: ServerState, readiness: Readiness) -> None:
     assert (core.live, core.ready) == (True, True)
     readiness.ready = False
     assert (core.live, core.ready) == (True, False)
+
+
+class Watched:
+    """Stands in for a model, and counts how often its readiness is looked at."""
+
+    def __init__(self, *checks: Readiness, workers: int = 0) -> None:
+        self.spec = make_spec()
+        self.workers = ["serving"] * workers
+        self.checks = checks
+        self.looks = 0
+
+    @property
+    def readiness(self) -> tuple[Readiness, ...]:
+        self.looks += 1
+        return self.checks
+
+
+def test_a_check_looks_only_at_models_that_have_checks(core: ServerState, registry: Registry) -> None:
+    plain, asked, worker = Watched(), Watched(Readiness()), Watched(workers=1)
+    for name, model in {"plain": plain, "asked": asked, "worker": worker}.items():
+        registry.publish(name, Entry({1: cast(Servable, model)}))
+    core.started()
+    before = plain.looks
+    seen = [(core.ready, any(core.readiness()))]
+    worker.checks = (Readiness(),)  # its worker has been lost
+    worker.checks[0].ready = False
+    seen.append((core.ready, any(core.readiness())))
+    registry.publish("worker", Entry())
+    seen.append((core.ready, any(core.readiness())))
+    registry.remove("asked")
+    seen.append((core.ready, any(core.readiness())))
+    assert seen == [(True, True), (False, True), (True, True), (True, False)]
+    assert plain.looks == before
 
 
 def test_a_stopping_server_says_so(core: ServerState) -> None:

@@ -46,6 +46,7 @@ class Scripted:
         self.statistics = ModelStatistics()
         self.version_text = "1"
         self.readiness: list[Any] = []
+        self.workers: list[Any] = []
         self.script: Script = lambda request: request.respond(None)
         self.refusal: ConchError | None = None
         self.requests: list[InferenceRequest] = []

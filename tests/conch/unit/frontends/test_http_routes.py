@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -63,11 +63,12 @@ class Check:
 
 @dataclass
 class Stand:
-    """A model as far as these routes look at one."""
+    """A model as far as these routes look at one; that it has a worker means that its checks may change."""
 
     spec: ModelSpec
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     readiness: list[Any] = field(default_factory=list)
+    workers: tuple[str, ...] = ("worker",)
 
 
 @dataclass
@@ -213,6 +214,37 @@ def test_statistics(site: Site) -> None:
         400,
         {"error": "requested model version is not available for model 'm'"},
     )
+
+
+class Noting:
+    """Passes attributes of another object on, and notes the threads that read them."""
+
+    def __init__(self, inner: object, threads: set[str]) -> None:
+        self._inner, self._threads = inner, threads
+
+    def __getattr__(self, name: str) -> Any:
+        self._threads.add(threading.current_thread().name)
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2/repository/index"),
+        ("GET", "/v2/models/m/config"),
+        ("GET", "/v2/models/m"),
+        ("GET", "/v2/models/stats"),
+        ("GET", "/"),
+    ],
+)
+def test_what_may_be_long_is_made_off_the_loop(site: Site, method: str, path: str) -> None:
+    threads: set[str] = set()
+    site.agent.listing = [cast(IndexEntry, Noting(IndexEntry("m"), threads))]
+    for model in (site.core.model("m", "1"), site.core.model("m", "3")):
+        stand = cast(Stand, model)
+        stand.spec = cast(ModelSpec, Noting(stand.spec, threads))
+    assert asyncio.run(site.rest.send(method, path)).status_code == 200
+    assert threads and not any("loop" in name or name == "MainThread" for name in threads)
 
 
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/any/index"])
@@ -543,7 +575,7 @@ def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long() -> None:
         return False
 
     with door_to(make_core(Agent())) as door:
-        future = door.ask(REPOSITORY_INDEX, hang)
+        future = door.ask(REPOSITORY_INDEX, hang, list)
         begun.wait(PATIENCE_S)
         assert not door.close(lambda: 0.0)
         assert not future.done()

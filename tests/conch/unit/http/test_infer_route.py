@@ -42,6 +42,7 @@ class Recording:
         self.statistics = ModelStatistics()
         self.version_text = "1"
         self.readiness: list[Any] = []
+        self.workers: list[Any] = []
         self.threads: list[str] = []
         self.seen: list[int] = []
 

@@ -41,6 +41,7 @@ class Served:
         self.statistics.keep_latencies()
         self.pending = 3
         self.workers: list[WorkerStatus] = []
+        self.readiness = ()
 
     def run(self, size: int = 1) -> None:
         batch = Batch([make_request(batch_size=size, received_ns=0, queued_ns=1_000)], size)

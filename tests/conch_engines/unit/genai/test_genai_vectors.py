@@ -12,6 +12,7 @@ from tests.support.genai_models import LONGEST, random_model, random_vectors
 from tests.support.text_models import asked
 
 import conch.testing
+from conch.core.errors import InvalidArgumentError
 
 pytest.importorskip("conch_engines.genai.genai_library")
 EMBEDDER, RERANKER = "BertModel", "BertForSequenceClassification"
@@ -45,6 +46,14 @@ def test_vectors_may_keep_their_length(tmp_path: Path) -> None:
     with conch.testing.load(directory) as model:
         (vector,) = answer(model, EMBED, input="hello")["data"]
     assert abs(np.linalg.norm(vector) - 1) > 0.01
+
+
+def test_the_error_of_a_model_that_can_not_be_opened_names_no_source_of_the_engine(tmp_path: Path) -> None:
+    from conch_engines.genai.genai_library import genai, opened
+
+    with pytest.raises(InvalidArgumentError) as caught, opened(tmp_path):
+        genai.LLMPipeline(str(tmp_path), "CPU")
+    assert caught.value.message.startswith(f"the engine can't open '{tmp_path}': Could not find a model")
 
 
 def test_scores(tmp_path: Path) -> None:

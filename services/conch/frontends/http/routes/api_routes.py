@@ -18,11 +18,11 @@ from typing import Any
 from urllib.parse import quote
 
 from conch.access.access_guard import UNGUARDED, AccessGuard
-from conch.access.principals import ANY
+from conch.access.principals import ANY, Grant
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError
-from conch.core.model_control import LoadParameter
+from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.rollouts import RolloutReport
 from conch.core.statistics_snapshot import VersionStatistics
 from conch.door import operation_table as table
@@ -45,8 +45,10 @@ from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchan
 from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
+    JSON,
     MOST_BYTES,
     empty_reply,
+    json_list,
     json_reply,
     parsed,
     read_body,
@@ -67,7 +69,7 @@ class _Form:
 
     Attributes:
         read: Reads the plain request.
-        write: Writes the result.
+        write: Writes the result, on the thread of the operation.
         check: Raises before the body is read.
     """
 
@@ -103,7 +105,7 @@ def api_routes(
         return json_reply(reply)
 
     endpoints: dict[str, RouteHandler] = {
-        table.HOME_PAGE.name: home_endpoint(door, console_url),
+        table.HOME_PAGE.name: home_endpoint(door, pools, console_url),
         table.OPENAPI.name: openapi,
         table.DOCS_PAGE.name: docs_endpoint(pools),
     }
@@ -155,14 +157,14 @@ def _endpoint(form: _Form, door: Door, guard: AccessGuard) -> RouteHandler:
             raise
         plain = await form.read(exchange, path)
 
-        def begin() -> Future[Any]:
+        def begin() -> Future[Reply]:
             if exchange.lost:
                 raise ClientDisconnectError
-            future = door.ask(form.operation, lambda: plain, exchange, guard, exchange.size)
+            future = door.ask(form.operation, lambda: plain, form.write, exchange, guard, exchange.size)
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
-        return form.write(await result_of(begin))
+        return await result_of(begin)
 
     return answer
 
@@ -219,7 +221,7 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
         _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace),
         _Form(table.LOG_SETTINGS, _nothing, json_reply),
         _Form(table.UPDATE_LOG_SETTINGS, log_changes, json_reply),
-        _Form(table.REPOSITORY_INDEX, index, _list_of(json.entry_object)),
+        _Form(table.REPOSITORY_INDEX, index, _index),
         _Form(table.LOAD_MODEL, load_model, _done, _check_repository),
         _Form(table.UNLOAD_MODEL, unload_model, _done, _check_repository),
         _Form(table.SET_LABEL, label_change, _done, _check_repository),
@@ -297,7 +299,11 @@ def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
 
 
 def _statistics(models: list[VersionStatistics]) -> Reply:
-    return json_reply({"model_stats": [json.statistics_object(model) for model in models]})
+    return Reply(200, [JSON], b'{"model_stats":%b}' % json_list(models, json.statistics_object))
+
+
+def _index(entries: list[IndexEntry]) -> Reply:
+    return Reply(200, [JSON], json_list(entries, json.entry_object))
 
 
 def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:
@@ -335,12 +341,10 @@ _DOCS = (
 _OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
 
 
-def home_endpoint(door: Door, console_url: Callable[[], str]) -> RouteHandler:
+def home_endpoint(door: Door, pools: Pools, console_url: Callable[[], str]) -> RouteHandler:
     """Returns the endpoint of the page."""
 
-    async def home(exchange: HttpExchange) -> Reply:
-        door.check_running()
-        grant = exchange.access
+    def made(grant: Grant | None) -> Reply:
         models = [
             (model.spec.name, number)
             for _, entry in sorted(door.models.entries.items())
@@ -348,6 +352,10 @@ def home_endpoint(door: Door, console_url: Callable[[], str]) -> RouteHandler:
             if grant is None or grant.principal.allows(ANY, model.spec.name)
         ]
         return Reply(200, [_HTML], page(door.server_id, door.version, models, console_url()).encode())
+
+    async def home(exchange: HttpExchange) -> Reply:
+        door.check_running()
+        return await result_of(partial(pools.parsing.submit, made, exchange.access))
 
     return home
 
