@@ -51,8 +51,8 @@ class Place:
         return False
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.process)])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("tls")
     ours, theirs = (Authority(directory / name) for name in ("ours", "theirs"))
     key, certificate = ours.issue("server")
@@ -67,7 +67,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     copy_example(directory / "models", "simple")
     ports = {name: free_port() for name in PORTS}
     flags = [f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-client-ca={ours.root}"]
-    flags += ["--model-control-mode=explicit", *(f"--{name}-port={port}" for name, port in ports.items())]
+    flags += [f"--front-ends={request.param}", "--model-control-mode=explicit"]
+    flags += [f"--{name}-port={port}" for name, port in ports.items()]
     with serving(directory / "models", flags=flags):
         yield Place(ports, ours.root, clients)
 
