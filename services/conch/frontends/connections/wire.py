@@ -11,7 +11,7 @@ exchange of keys that takes 150. The loop waits for what the client sends, and w
     open                                           what its connection wants
     ============  ===============================  ======================================================
 
-One client has one thread of the pool, and its connections take turns. A connection in a handshake is one of
+One client has one thread of the pool, and clients take turns. A connection in a handshake is one of
 those that its port may have, and its timeout goes on.
 """
 
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from conch.core.tensor import Buffer
 from conch.door.thread_pool import FairPool
+from conch.frontends.yield_gil import yield_gil
 from conch.ipc.loop import IoLoop, Ready
 
 _HANDSHAKES = FairPool(2, "conch-tls", idle_s=0.5)
@@ -187,6 +188,7 @@ class TlsWire:
 
     def _run_step(self) -> int:
         """Goes on with the handshake; returns the events that it waits for, none at its end."""
+        yield_gil()  # short steps in a row would keep it from the loop
         try:
             self._socket.do_handshake()
         except ssl.SSLWantReadError:

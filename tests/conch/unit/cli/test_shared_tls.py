@@ -33,7 +33,7 @@ def served(files: Path, flags: str) -> str:
     found = []
     for tls in (
         options.grpc.tls,
-        options.http and options.http.tls,
+        None if options.http is None else options.http.tls,
         metrics,
         llm.tls,
         options.control_port.tls,
