@@ -13,7 +13,7 @@ _PAIR = "--tls-cert and --tls-key"
 def port_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, tuple[Any, str]]:
     """Values of ports' own TLS settings that follow from the shared files, with the flags they follow from.
 
-    A port is one that has a setting such as ``http_use_ssl``.
+    A port is one that has a setting such as ``http_use_ssl``. What is given for a port wins.
 
     Args:
         defaults: Defaults of all settings, by key.
@@ -43,4 +43,4 @@ def port_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapp
         if root is not None:
             found[f"{port}_use_ssl_mutual"] = True, "--tls-client-ca"
             found[f"{port}_root_cert"] = root, "--tls-client-ca"
-    return {key: each for key, each in found.items() if key in defaults and key not in given}
+    return {key: each for key, each in found.items() if key in defaults}
