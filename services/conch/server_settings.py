@@ -15,7 +15,7 @@ from typing import Any
 from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
 from conch.frontends.grpc.grpc_options import OWN, GrpcOptions, GrpcTlsFiles
-from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
+from conch.frontends.http.http_options import HttpOptions, HttpTls, HttpTlsFiles, SharedTlsFiles
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.tracing.trace_options import TraceFlags, TraceOptions
@@ -48,6 +48,7 @@ _OWN: tuple[type[Any], ...] = (
     GrpcTlsFiles,
     HttpOptions,
     HttpTlsFiles,
+    SharedTlsFiles,
     AuditLogOptions,
     ControlPortFlags,
     LogOptions,
@@ -101,6 +102,7 @@ _TITLES = (
     "gRPC connections",
     "HTTP",
     "HTTP TLS",
+    "TLS of all ports",
     "access",
     "control port",
     "log",
@@ -136,6 +138,7 @@ def build_options(settings: Settings) -> PartOptions:
         FlagError: A value is malformed, a file can't be read, or settings contradict each other.
     """
     control = _control(settings)
+    shared_tls = _shared_tls(settings)
     grpc = GrpcOptions.from_settings(settings)
     server = _server(settings)
     http = HttpOptions.from_settings(settings)
@@ -157,7 +160,7 @@ def build_options(settings: Settings) -> PartOptions:
     return replace(
         options,
         server=replace(server, tracing=tracing, front_ends=_front_ends(options, settings)),
-        metrics=_metrics(settings, http, options.http),
+        metrics=_metrics(settings, http, options.http, shared_tls),
         warnings=(*_deprecations(settings), *tracing.warnings),
     )
 
@@ -216,7 +219,8 @@ def _check_policy(options: PartOptions) -> None:
     if policy.certificates and not any(each is not None and each.mutual for each in ports):
         raise FlagError(
             f"--access-policy: {path} names certificates of clients, which no port asks for: give "
-            f"--grpc-use-ssl-mutual, --http-root-cert, --control-root-cert or --console-root-cert"
+            f"--tls-client-ca, --grpc-use-ssl-mutual, --http-root-cert, --control-root-cert or "
+            f"--console-root-cert"
         )
 
 
@@ -281,7 +285,15 @@ def _log(settings: Settings) -> LogOptions:
     return settings.build(LogOptions, escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0")
 
 
-def _metrics(settings: Settings, rest: HttpOptions, http: HttpOptions | None) -> MetricsOptions | None:
+def _shared_tls(settings: Settings) -> HttpTls | None:
+    """TLS of ports without files of their own. Raises FlagError: a file can't be read."""
+    files = settings.build(SharedTlsFiles, use_ssl=True)
+    return None if files.certificate is None else files.checked("all ports")
+
+
+def _metrics(
+    settings: Settings, rest: HttpOptions, http: HttpOptions | None, shared_tls: HttpTls | None
+) -> MetricsOptions | None:
     """The options of the metrics port; `rest` are those of the REST port if it were on."""
     if not settings.is_on(MetricsOptions):
         if settings["otlp-metrics-url"] is not None:
@@ -289,11 +301,12 @@ def _metrics(settings: Settings, rest: HttpOptions, http: HttpOptions | None) ->
                 "--otlp-metrics-url exports what the metrics port shows: it needs --allow-metrics"
             )
         return None
-    if settings["metrics-use-ssl"] and (http is None or http.tls is None):
+    tls = shared_tls if http is None or http.tls is None else http.tls
+    if settings["metrics-use-ssl"] and tls is None:
         raise FlagError("--metrics-use-ssl takes the certificate of the REST port: it needs --http-use-ssl")
     options = settings.build(MetricsOptions)
     if not settings["metrics-address"]:
         options = replace(options, address=rest.address)
-    if options.use_ssl and rest.tls is not None:
-        options = replace(options, tls=rest.tls.context)
+    if options.use_ssl and tls is not None:
+        options = replace(options, tls=tls.context, mutual=tls.client_root is not None)
     return options

@@ -109,6 +109,9 @@ class ServerKeywords(TypedDict, total=False):
     chat_template: Path | str | None
     tool_call_parser: Literal["hermes", "llama3", "mistral"] | None
     lora_separator: str | None
+    tls_cert: Path | str | None
+    tls_key: Path | str | None
+    tls_client_ca: Path | str | None
     access_policy: Path | str | None
     audit_log: str | None
     control_port: int | str | None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.frontends.http.http_options import HttpOptions
+from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
 from conch.settings.option import FlagError, Settings, option, settings_of
 from conch.settings.option_checks import contents_of
@@ -199,6 +199,7 @@ class LlmSettings(AddOnSettings):
                 HttpOptions.from_settings(settings),
                 port=self.port,
                 reuse_port=False,
+                tls=settings.build(HttpTlsFiles).checked("OpenAI's routes"),
                 platform=routes,
             )
             port = replace(port, restrictions={**port.restrictions, **self.restrictions})

@@ -73,7 +73,10 @@ def _connection(settings: Settings) -> http.client.HTTPConnection:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if settings["http-root-cert"] is not None:
-        raise FlagError("the server can't be asked: it wants a certificate of its clients (--http-root-cert)")
+        raise FlagError(
+            "the server can't be asked: it wants a certificate of its clients (--http-root-cert, "
+            "--tls-client-ca)"
+        )
     return http.client.HTTPSConnection(address, timeout=_TIMEOUT_S, context=context)
 
 

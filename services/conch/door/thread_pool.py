@@ -1,13 +1,15 @@
 """`ThreadPool`: starts a thread when work comes and none is idle, up to a limit; an idle thread ends.
 
-What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled.
-Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang.
+What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled. The clients
+of a `FairPool` take turns.
+Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. A fair
+pool's own lock is taken before that condition.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from functools import partial
@@ -158,16 +160,8 @@ class ThreadPool(Executor):
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
-            future, work = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = work.run()
-                except BaseException as error:  # boundary: the work; its future gets the error
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-                    del result
-            del item, future, work  # frees what they refer to before the next wait
+            _complete(item[0], item[1].run)
+            del item  # frees what it refers to before the next wait
 
     def _next(self) -> tuple[Future[Any], _Work] | None:
         """Returns the next item; None if the thread ends."""
@@ -184,3 +178,75 @@ class ThreadPool(Executor):
                 return future, work
             self._threads.discard(threading.current_thread())
             return None
+
+
+class FairPool(ThreadPool):
+    """A pool whose clients take turns; one client has at most half of the threads.
+
+    Args:
+        threads: Largest number of threads.
+        name: Prefix of the threads' names.
+        idle_s: Time after which an idle thread ends.
+    """
+
+    def __init__(self, threads: int, name: str, idle_s: float = IDLE_S) -> None:
+        super().__init__(threads, name, idle_s)
+        self._of_one_client = threads // 2
+        self._lock = threading.Lock()
+        self._queues: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._threads_of: Counter[str] = Counter()
+        self._refusing = False
+
+    def submit_in_turn(self, client: str, work: Callable[[], T]) -> Future[T]:
+        """Queues work for a client.
+
+        Raises:
+            RuntimeError: The pool is closed, or no thread can be started.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._refusing:
+                raise RuntimeError("the pool is closed")
+            if self._threads_of[client] < self._of_one_client:
+                # Before the work is queued and the thread counts: it may raise. `_serve` waits for the lock.
+                self.submit(self._serve, client)
+                self._threads_of[client] += 1
+            self._queues.setdefault(client, deque()).append((future, work))
+        return future
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancels queued work and waits for running work; returns whether all has ended in time."""
+        with self._lock:
+            self._refusing = True
+            queued = [future for queue in self._queues.values() for future, _ in queue]
+        for future in queued:
+            future.cancel()
+        return super().close(timeout_s)
+
+    def _serve(self, client: str) -> None:
+        """Runs one piece of a client's work, then queues behind other clients."""
+        with self._lock:
+            # Empty if another thread of the client took the work that made this one go on.
+            item = self._queues[client].popleft() if self._queues[client] else None
+        if item is not None:
+            _complete(*item)
+        with self._lock:
+            again = bool(self._queues[client]) and not self._refusing
+            if not again:
+                self._threads_of[client] -= 1
+                if not self._threads_of[client]:
+                    del self._threads_of[client], self._queues[client]
+        if again:
+            self.submit(self._serve, client)
+
+
+def _complete(future: Future[T], work: Callable[[], T]) -> None:
+    """Does work, unless its future was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # boundary: the work; its future gets the error
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -50,11 +50,9 @@ def _openings(options: PartOptions) -> Iterator[Opening]:
                 yield Opening(ROLLOUTS, callers, name)
         if server.allow_client_shm:
             yield Opening(SHARED_MEMORY, PRINCIPALS if policy else clients_of(port, "shared-memory"), name)
-    metrics, http = options.metrics, options.http
+    metrics = options.metrics
     if metrics is not None:
-        # The metrics port uses the REST port's TLS.
-        certified = metrics.tls is not None and http is not None and http.mutual
-        others = CERTIFIED if certified else reach(metrics.address)
+        others = CERTIFIED if metrics.mutual else reach(metrics.address)
         yield Opening("metrics", PRINCIPALS if policy else others)
     if options.control_port is not None:
         yield Opening("the control port", _operators(options.control_port))

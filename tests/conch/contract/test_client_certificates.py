@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.support.certificates import Authority
 from tests.support.servers import WAIT_S, copy_example, free_port, serving
 
+PORTS = ("grpc", "http", "metrics", "openai", "control", "console")
 ATTEMPTS = 20
 """Attempts of each kind of refused client."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -50,8 +51,8 @@ class Place:
         return False
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.process)])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("tls")
     ours, theirs = (Authority(directory / name) for name in ("ours", "theirs"))
     key, certificate = ours.issue("server")
@@ -64,18 +65,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "signed by a client": ours.issue_by("client", "leaf"),
     }
     copy_example(directory / "models", "simple")
-    ports = {name: free_port() for name in ("grpc", "http", "metrics", "control", "console")}
-    flags = ["--grpc-use-ssl-mutual", "--metrics-use-ssl", "--model-control-mode=explicit"]
+    ports = {name: free_port() for name in PORTS}
+    flags = [f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-client-ca={ours.root}"]
+    flags += [f"--front-ends={request.param}", "--model-control-mode=explicit"]
     flags += [f"--{name}-port={port}" for name, port in ports.items()]
-    for name in ("grpc", "http", "control", "console"):
-        flags += [f"--{name}-server-cert={certificate}", f"--{name}-server-key={key}"]
-        flags += [f"--{name}-root-cert={ours.root}"]
-    flags += [f"--{name}-use-ssl" for name in ("http", "control", "console")]
     with serving(directory / "models", flags=flags):
         yield Place(ports, ours.root, clients)
 
 
-@pytest.mark.parametrize("port", ["grpc", "http", "metrics", "control", "console"])
+@pytest.mark.parametrize("port", PORTS)
 def test_a_port_takes_clients_with_a_certificate_that_holds_only(place: Place, port: str) -> None:
     assert place.takes(port, "good")
     for client in place.clients:

@@ -63,7 +63,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.service.headless (ne .Values.service.type "ClusterIP") -}}
 {{- fail (printf "service.headless needs service.type ClusterIP, not %s" .Values.service.type) -}}
 {{- end -}}
-{{- $own := splitList " " "model-repository model-store allow-grpc grpc-address grpc-port allow-http http-address http-port allow-metrics metrics-address metrics-port metrics-use-ssl drain-delay exit-timeout-secs front-ends grpc-max-connection-age grpc-max-connection-age-grace grpc-use-ssl grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert http-use-ssl http-server-cert http-server-key http-root-cert access-policy" -}}
+{{- $own := splitList " " "model-repository model-store allow-grpc grpc-address grpc-port allow-http http-address http-port allow-metrics metrics-address metrics-port metrics-use-ssl drain-delay exit-timeout-secs front-ends grpc-max-connection-age grpc-max-connection-age-grace grpc-use-ssl grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert http-use-ssl http-server-cert http-server-key http-root-cert access-policy tls-cert tls-key tls-client-ca" -}}
 {{- range $name := keys .Values.settings | sortAlpha -}}
 {{- if has $name $own -}}
 {{- fail (printf "settings.%s: the chart sets this flag from other values, which probes and ports depend on; see its README" $name) -}}

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from conch.server_options import Detected
 from conch.server_settings import ADD_ONS, SETTINGS
 from conch.settings.option import VARIABLE_PREFIX, FlagError, Setting, Settings, Source
+from conch.settings.shared_tls import port_settings
 from conch.settings.value_types import MOST_PORT, NoEffectError
 
 _OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
@@ -80,7 +81,7 @@ def read_flags(
         from_platform |= _from_platform(each)
     settings = Settings(
         SETTINGS,
-        _from_kubernetes(environment) | from_platform | own | given,
+        _with_shared_tls(_from_kubernetes(environment) | from_platform | own | given),
         (
             *(ignored or ()),
             *_misspelt(environment),
@@ -114,7 +115,7 @@ def read_keywords(keywords: Mapping[str, Any]) -> Settings:
             raise FlagError(f"{name}: takes one value, not {len(value)} of them")
         texts = map(str, value if several else [value])
         given[name] = (_parsed(definition, texts, name), Source("keyword", name))
-    settings = Settings(SETTINGS, _from_file(given.get("config_file", (None,))[0]) | given)
+    settings = Settings(SETTINGS, _with_shared_tls(_from_file(given.get("config_file", (None,))[0]) | given))
     _check_ports(settings)
     return settings
 
@@ -215,6 +216,13 @@ def _from_kubernetes(environment: Mapping[str, str]) -> _Given:
     if _KUBERNETES not in environment:
         return {}
     return {"grpc_max_connection_age": (_CONNECTION_AGE_MS, Source("platform", f"Kubernetes: {_KUBERNETES}"))}
+
+
+def _with_shared_tls(given: _Given) -> _Given:
+    """The values, with those of ports that follow from the certificate of all ports."""
+    defaults = {key: each.default for key, each in BY_KEY.items()}
+    follow = port_settings(defaults, {key: value for key, (value, _) in given.items()})
+    return {key: (value, Source("default", flag)) for key, (value, flag) in follow.items()} | given
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Given:

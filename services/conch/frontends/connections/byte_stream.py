@@ -6,7 +6,7 @@ reads other sockets have theirs.
     ============  =========================================  ==========================================
     state         ends with                                  what is done
     ============  =========================================  ==========================================
-    HANDSHAKE     TLS's handshake; `_HANDSHAKE_NS`           nothing is read
+    HANDSHAKE     TLS's handshake; `_HANDSHAKE_NS`           its steps run on a pool, see `wire`
     OPEN          `close`, `abort`, an error, the end        bytes pass both ways
     CLOSING       what was written is sent                   nothing is read
     CLOSED
@@ -15,7 +15,7 @@ reads other sockets have theirs.
 A client that ends its side may still read. One that is gone altogether shows as an error or a hang-up, which
 epoll reports whether the socket is read or not.
 
-Threads and locks: the loop's thread.
+Threads and locks: the loop's thread; steps of handshakes run on a pool.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ByteStream:
 
     def _shake_hands(self) -> bool:
         try:
-            if not self._wire.handshake():
+            if not self._wire.handshake(self._loop, self):
                 return False
         except OSError:  # it failed, or the client disconnected
             self._close()

@@ -1,4 +1,19 @@
-"""Sockets of connections, plain or with TLS, as the loop reads and writes them."""
+"""Sockets of connections, plain or with TLS, as the loop reads and writes them.
+
+A handshake's steps run on a pool, as a signature with an RSA key takes up to 5 ms and a client may choose an
+exchange of keys that takes 150. The loop waits for what the client sends, and watches nothing during a step:
+
+    ============  ===============================  ======================================================
+    the socket    goes on with                     is watched for
+    ============  ===============================  ======================================================
+    waits         an event, which begins a step    one event (EPOLLONESHOT)
+    in a step     the step's end                   nothing; `close` closes it once the step has ended
+    open                                           what its connection wants
+    ============  ===============================  ======================================================
+
+One client has one thread of the pool, and clients take turns. A connection in a handshake is one of
+those that its port may have, and its timeout goes on.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +21,19 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
+from select import EPOLLIN, EPOLLONESHOT, EPOLLOUT
 from typing import Any, Protocol
 
 from conch.core.tensor import Buffer
+from conch.door.thread_pool import FairPool
+from conch.frontends.yield_gil import yield_gil
+from conch.ipc.loop import IoLoop, Ready
 
+_HANDSHAKES = FairPool(2, "conch-tls", idle_s=0.5)
+"""Threads of this process that run steps of handshakes."""
 _MOST_BUFFERS = 1000  # of one call: IOV_MAX is 1024
 _TLS_WRITE_BYTES = 64 * 1024
 
@@ -23,8 +46,15 @@ class Wire(Protocol):
     def fileno(self) -> int:
         """Its descriptor."""
 
-    def handshake(self) -> bool:
-        """Goes on with the handshake; False if it waits for the client. Raises OSError: it failed."""
+    def handshake(self, loop: IoLoop, connection: Ready) -> bool:
+        """Goes on with the handshake of a connection that the loop knows.
+
+        Returns:
+            True at its end; False if `connection.on_ready` will be called to go on.
+
+        Raises:
+            OSError: It failed, or the client disconnected.
+        """
 
     def recv(self, size: int) -> bytes:
         """Receives bytes; none at the end."""
@@ -70,7 +100,7 @@ class PlainWire:
         """Its descriptor."""
         return self._socket.fileno()
 
-    def handshake(self) -> bool:
+    def handshake(self, loop: IoLoop, connection: Ready) -> bool:
         """True: there is none."""
         return True
 
@@ -126,23 +156,49 @@ class TlsWire:
         self._socket = context.wrap_socket(
             connected, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
-        self._handshaken = False
+        self._begun = False
+        self._step: Future[int] | None = None
 
     def fileno(self) -> int:
         """Its descriptor."""
         return self._socket.fileno()
 
-    def handshake(self) -> bool:
-        """Goes on with the handshake; see RFC 9113, section 3.2, for clients without HTTP/2."""
-        if not self._handshaken:
-            try:
-                self._socket.do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return False
-            if self._http2 and self._socket.selected_alpn_protocol() != "h2":
-                raise ConnectionError("the client does not offer HTTP/2")
-            self._handshaken = True
-        return True
+    def handshake(self, loop: IoLoop, connection: Ready) -> bool:
+        """Begins a step of the handshake, or goes on after one."""
+        step, self._step = self._step, None
+        if step is not None:
+            events = step.result()
+        elif self._begun:
+            self._begin_step(loop, connection)
+            return False
+        else:
+            self._begun = True
+            events = EPOLLIN
+        loop.modify(self.fileno(), events | EPOLLONESHOT if events else EPOLLIN)
+        return not events
+
+    def _begin_step(self, loop: IoLoop, connection: Ready) -> None:
+        address = self._socket.getpeername()
+        client = str(address[0]) if isinstance(address, tuple) else ""
+        try:
+            self._step = _HANDSHAKES.submit_in_turn(client, self._run_step)
+        except RuntimeError as error:
+            raise ConnectionError(f"no thread can be started: {error}") from None
+        self._step.add_done_callback(lambda _: loop.call_soon(partial(connection.on_ready, EPOLLIN)))
+
+    def _run_step(self) -> int:
+        """Goes on with the handshake; returns the events that it waits for, none at its end."""
+        yield_gil()  # short steps in a row would keep it from the loop
+        try:
+            self._socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return EPOLLIN
+        except ssl.SSLWantWriteError:
+            return EPOLLOUT
+        # See RFC 9113, section 3.2.
+        if self._http2 and self._socket.selected_alpn_protocol() != "h2":
+            raise ConnectionError("the client does not offer HTTP/2")
+        return 0
 
     def recv(self, size: int) -> bytes:
         """Receives bytes; none at the end."""
@@ -182,8 +238,13 @@ class TlsWire:
             self._socket.unwrap()
 
     def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
+        """Closes the socket, at the end of a step that runs."""
+        step, self._step = self._step, None
+        if step is None:
+            self._socket.close()
+        else:
+            step.cancel()
+            step.add_done_callback(lambda _: self._socket.close())
 
     def certificate_names(self) -> tuple[str, ...]:
         """Names in the client's certificate."""

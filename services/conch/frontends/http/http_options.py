@@ -128,6 +128,25 @@ class HttpTlsFiles(TlsFiles):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SharedTlsFiles(TlsFiles):
+    """TLS of all ports, below the settings of their own: see `conch.settings.shared_tls`."""
+
+    GROUP: ClassVar = "TLS of all ports"
+
+    certificate: Path | None = pem_option(
+        "--tls-cert",
+        "the certificate with which all ports serve TLS, but those with a certificate of their own and those "
+        "that do without by --http-use-ssl=false and the like; needs --tls-key",
+    )
+    private_key: Path | None = pem_option("--tls-key", "the key of --tls-cert")
+    root: Path | None = pem_option(
+        "--tls-client-ca",
+        "the root certificates that clients of all ports with TLS must have one from, but those of ports "
+        "with root certificates of their own; needs --tls-cert and --tls-key",
+    )
+
+
 def _checked_pattern(pattern: str) -> str:
     from conch.frontends.header_forwarding import HeaderForwarder
 

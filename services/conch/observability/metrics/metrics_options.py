@@ -106,7 +106,8 @@ class MetricsOptions:
         interval_ms: Minimum milliseconds between reads of those two.
         latencies: Kinds of latency metrics to serve.
         use_ssl: True to serve TLS.
-        tls: Makes the TLS context, that of the REST port; None for plain text.
+        tls: Makes the TLS context, that of the REST port or of all ports; None for plain text.
+        mutual: True if clients must have a certificate.
         export: Options of the export of metrics; None for none.
     """
 
@@ -130,9 +131,10 @@ class MetricsOptions:
         BOOL,
         False,
         "serve metrics over TLS, with the certificates of the REST port and, with --http-root-cert, for "
-        "clients that have one; needs --http-use-ssl",
+        "clients that have one; needs --http-use-ssl or --tls-cert",
     )
     tls: Callable[[], SSLContext] | None = None
+    mutual: bool = False
     interval_ms: int = option(
         "--metrics-interval-ms",
         POSITIVE,

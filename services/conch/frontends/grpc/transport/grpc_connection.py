@@ -12,7 +12,7 @@ Life of a connection:
     ============  ==============================================  ======================================
     state         ends with                                       what is done
     ============  ==============================================  ======================================
-    HANDSHAKE     TLS's handshake; `_SETUP_NS`                    nothing is read
+    HANDSHAKE     TLS's handshake; `_SETUP_NS`                    its steps run on a pool, see `wire`
     OPEN          a connection error, the end, `drain`            calls
     DRAINING      the last call's end; the grace                  the first GOAWAY allows all streams, so
                                                                   that no call under way is lost; the
@@ -370,7 +370,7 @@ class GrpcConnection:
             self.close()
 
     def _shake_hands(self) -> bool:
-        if not self._wire.handshake():
+        if not self._wire.handshake(self.loop, self):
             return False
         self._state = State.OPEN
         self.certificate_names = self._wire.certificate_names()

@@ -94,7 +94,7 @@ class Wire:
     def fileno(self) -> int:
         return 0
 
-    def handshake(self) -> bool:
+    def handshake(self, loop: object, connection: object) -> bool:
         return True
 
     def recv(self, size: int) -> bytes:
