@@ -46,6 +46,7 @@ from conch.core.errors import (
     CancelledError,
     ConchError,
     InternalError,
+    ResourceExhaustedError,
     UnavailableError,
     UnsupportedError,
     as_conch_error,
@@ -64,9 +65,67 @@ log = logging.getLogger(__name__)
 MOST_DEPTH = 100
 """Most requests around a request: more than models need, few enough to be harmless."""
 
+_TOO_MUCH = (
+    "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
+    "repeat the call later"
+)
+
 
 Fit = Callable[[InferenceRequest, ModelSpec], None]
 """Completes a request by the description of its version; raises ConchError if it does not fit."""
+
+
+class HeldBytes:
+    """Bytes of requests that the server holds, from their first byte until their answer; of all ports.
+
+    What would pass the bound is refused, unless nothing else is held: a single request of any size passes.
+
+    Threads and locks: any thread; one lock.
+
+    Attributes:
+        most: The bound.
+        total: The bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, change: int) -> None:
+        """Changes the total, also beyond the bound."""
+        with self._lock:
+            self.total += change
+
+    def take(self, size: int) -> None:
+        """Adds bytes. Raises ResourceExhaustedError: there are too many."""
+        with self._lock:
+            total = self.total
+            if total and total + size > self.most:
+                raise self.refusal()
+            self.total = total + size
+
+    def refusal(self) -> ResourceExhaustedError:
+        """The error of a request that is refused."""
+        return ResourceExhaustedError(_TOO_MUCH.format(self.most))
+
+
+class Hold:
+    """Bytes that are held until `release`; of one thread at a time."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self.size = 0
+
+    def grow(self, size: int) -> None:
+        """Adds bytes. Raises ResourceExhaustedError: there are too many."""
+        self._held.take(size)
+        self.size += size
+
+    def release(self) -> None:
+        """Ends it; a second call has no effect."""
+        size, self.size = self.size, 0
+        self._held.add(-size)
 
 
 class WaitObserver(Protocol):

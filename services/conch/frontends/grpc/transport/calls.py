@@ -76,7 +76,7 @@ class CallConnection(Protocol):
         """Ends a stream: with trailers, or before its headers with an error in these."""
 
     def decompress(
-        self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
+        self, call: OpenCall, message: CompressedMessage, done: Callable[[Buffer | MessageError], None]
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
 
@@ -289,7 +289,7 @@ class UnaryCall(TransportCall):
         else:
             self._handler(self, message)
 
-    def _decompressed(self, message: bytes | MessageError) -> None:
+    def _decompressed(self, message: Buffer | MessageError) -> None:
         if isinstance(message, MessageError):
             self.refuse_message(message)
         elif self.ended:
@@ -509,7 +509,7 @@ class StreamCall(TransportCall, Reader):
         if self.withheld and not self._inbox:
             self.connection.give_back(self)
 
-    def _decompressed(self, message: bytes | MessageError) -> None:
+    def _decompressed(self, message: Buffer | MessageError) -> None:
         if isinstance(message, MessageError):
             self.close(message.status, str(message))
         elif not self.ended:

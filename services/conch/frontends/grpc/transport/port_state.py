@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from conch.core.admission import HeldBytes, Hold
 from conch.core.clock import Clock
-from conch.door.thread_pool import ThreadPool
+from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
+from conch.core.tensor import Buffer
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+from conch.frontends.grpc.transport.messages import CompressedMessage, MessageError
 from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 from conch.ipc.loop import IoLoop
 
 # Beside those of HTTP/2.
 _REASONS = ("connections", "keep_alive", "setup", "stuck")
 _CALL_REASONS = ("partial_messages", "received_bytes", "slow_reader", "slow_sender")
-
-_DECOMPRESSING_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +96,61 @@ class PortState:
         self.open_calls = OpenCalls(most_unread_bytes)
         self.connections: set[PortConnection] = set()
         # All keys from the start, as other threads read it.
-        self.decompressing = ThreadPool(_DECOMPRESSING_THREADS, "conch-grpc-inflate")
+        self.decompressing = FairPool("conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
-        self.received = ReceivedBytes(options.most_received_bytes)
+        self.received = ReceivedBytes(HeldBytes(options.most_received_bytes))
         self._on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:
         """Sets the loop, at the start."""
         self.loop = loop
         self.deadlines = Deadlines(loop)
+
+    def decompress(
+        self,
+        message: CompressedMessage,
+        client: str,
+        gone: Callable[[], bool],
+        done: Callable[[Future[Buffer]], None],
+    ) -> None:
+        """Decompresses a message, in turns with other clients; calls `done` on the loop's thread.
+
+        Plain bytes count as they come, so that a message that becomes too large is refused then.
+        """
+        size, hold = len(message.data), Hold(self.received.held)
+
+        def end(ended: Future[Buffer]) -> None:
+            self.received.add(-size)
+            hold.release()
+            done(ended)
+
+        self.received.add(size)
+        ended: Future[Buffer] = Future()
+        try:
+            ended = self.decompressing.submit_for(client, gone, message.plain, hold.grow)
+        except RuntimeError:  # the port is closed
+            ended.cancel()
+        ended.add_done_callback(lambda ended: self.loop.call_soon(partial(end, ended)))
+
+    def decompressed(self, ended: Future[Buffer]) -> Buffer | MessageError:
+        """The message, or the error that its client gets."""
+        try:
+            return ended.result()
+        except CancelledError:
+            return MessageError(UnavailableError.grpc_status, "the server is stopping")
+        except (MessageError, ConchError) as error:
+            error.__traceback__ = None  # it has the message, and with the future is a reference cycle
+            if isinstance(error, ResourceExhaustedError):
+                return self.refusal(error)
+            if isinstance(error, ConchError):  # the client is gone
+                return MessageError(error.grpc_status, error.message)
+            return error
+
+    def refusal(self, error: ResourceExhaustedError) -> MessageError:
+        """The error of a call that is refused for what the server holds; counts it."""
+        self.ended["received_bytes"] += 1
+        return MessageError(error.grpc_status, error.message)
 
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""

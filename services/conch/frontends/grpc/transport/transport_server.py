@@ -106,7 +106,7 @@ class TransportServer:
     def client_counts(self) -> ClientCounts:
         """See `RpcServer.client_counts`."""
         port = self._port
-        return ClientCounts(port.closed, port.ended, port.received.total)
+        return ClientCounts(port.closed, port.ended, port.received.held.total)
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the loop may run after the round's events."""

@@ -29,11 +29,11 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, U
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.door.door import Door
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
 from conch.frontends.http.http_exchange import DecodedBody, FrontReply, HttpExchange, Reply
 from conch.frontends.http.http_loop import HttpLoop
-from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
     UNREAD_HEAD,
@@ -160,7 +160,7 @@ class InferRoute:
         self,
         door: Door,
         loop: HttpLoop,
-        workers: ParsingPool,
+        workers: FairPool,
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
@@ -227,7 +227,8 @@ class InferRoute:
                 request, call.wanted = body.request(self._respond), BinaryOutputs(body.binary)
                 request.received_ns = call.received_ns
             else:
-                body, head = unpacked_body(body, call.head, exchange.length, self._most_bytes), call.head
+                head = call.head
+                body = unpacked_body(body, head, exchange.length, self._most_bytes, _ignore)
                 if head.json_size == 0 or not body:
                     request = InferenceRequest(*names, {}, self._respond, call.received_ns)
                     fit = partial(add_raw_tensor, body)
@@ -328,6 +329,10 @@ class InferRoute:
             except InvalidArgumentError as refused:
                 text = refused.message
         return UnreadBodyError(text)
+
+
+def _ignore(size: int) -> None:
+    """Counts nothing."""
 
 
 def _tensor_bytes(response: InferenceResponse | None) -> int:

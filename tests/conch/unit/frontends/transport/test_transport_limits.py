@@ -525,12 +525,21 @@ def test_messages_that_no_handler_reads_are_bounded(narrow: Site) -> None:
         with closing(Upload(narrow.address)) as upload:
             upload.end()
         with grpc.insecure_channel(narrow.address) as channel:
-            packed = compressible(4 * MIB)
+            packed = compressible(MIB // 4)
             channel.unary_unary(SIZE)(packed, timeout=WAIT_S, compression=grpc.Compression.Gzip)
         assert narrow.ended("received_bytes") == 3
         for _ in streams:
             narrow.waiting.get(timeout=WAIT_S).read_next()
         eventually(lambda: narrow.received_bytes == 0, "all are read")
+
+
+def test_a_message_that_decompresses_to_more_than_the_bound_is_refused_by_then(narrow: Site) -> None:
+    with grpc.insecure_channel(narrow.address) as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(SIZE)(bytes(64 * MIB), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "16777216 (--grpc-max-received-bytes)" in raised.value.details()
+    assert narrow.ended("received_bytes") == 1
+    assert narrow.received_bytes == 0
 
 
 def test_compressed_messages_count_until_they_are_decompressed(narrow: Site) -> None:
