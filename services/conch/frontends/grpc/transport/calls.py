@@ -80,6 +80,9 @@ class CallConnection(Protocol):
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
 
+    def handed(self, call: OpenCall, size: int) -> None:
+        """Stops counting a message, which its handler counts."""
+
     def guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
         """Does work of a call; if its handler raises, the call alone fails."""
 
@@ -287,6 +290,8 @@ class UnaryCall(TransportCall):
         if isinstance(message, CompressedMessage):
             self.connection.decompress(self, message, self._decompressed)
         else:
+            if self.counted:
+                self.connection.handed(self, _size(message))
             self._handler(self, message)
 
     def _decompressed(self, message: Buffer | MessageError) -> None:
@@ -503,6 +508,8 @@ class StreamCall(TransportCall, Reader):
                 if isinstance(message, CompressedMessage):
                     self.connection.decompress(self, message, self._decompressed)
                 else:
+                    if self.counted and message is not None:
+                        self.connection.handed(self, _size(message))
                     self.on_message(message)
         finally:
             self._delivering = False

@@ -516,6 +516,10 @@ class GrpcConnection:
 
         port.decompress(message, self.peer, lambda: call.ended, end)
 
+    def handed(self, call: OpenCall, size: int) -> None:
+        """Stops counting a message, which its handler counts."""
+        self._port.received.count(call, self, max(call.counted - size, 0), False)
+
     def give_back(self, call: OpenCall) -> None:
         """Gives withheld bytes back to the client's window; no message waits any more."""
         if call.counted:

@@ -40,7 +40,7 @@ class PortOptions:
         age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
         age_grace_ns: Time of calls after that; 0 for no limit.
         most_connections: Limit of connections; further ones are closed at once.
-        most_received_bytes: Limit of received bytes of messages that no handler has yet.
+        most_received_bytes: Limit of the bytes that are held, unless the port shares a count with others.
         least_rate: Bytes a second that a client has to send of a message, or to read of its answers.
     """
 
@@ -86,7 +86,11 @@ class PortState:
     deadlines: Deadlines
 
     def __init__(
-        self, options: PortOptions, clock: Clock, most_unread_bytes: int = MOST_UNREAD_BYTES
+        self,
+        options: PortOptions,
+        clock: Clock,
+        most_unread_bytes: int = MOST_UNREAD_BYTES,
+        held: HeldBytes | None = None,
     ) -> None:
         self.clock = clock
         self.options = options
@@ -99,7 +103,7 @@ class PortState:
         self.decompressing = FairPool("conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
-        self.received = ReceivedBytes(HeldBytes(options.most_received_bytes))
+        self.received = ReceivedBytes(held or HeldBytes(options.most_received_bytes))
         self._on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:

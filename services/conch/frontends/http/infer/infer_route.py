@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from conch.core.admission import Admission, Fit
+from conch.core.admission import Admission, Fit, Hold
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -202,23 +202,36 @@ class InferRoute:
         body = exchange.take_body() if decoded is None else decoded
         if decoded is not None or call.head.is_short(exchange.size):
             try:
-                refusal = self._submit(call, body, True)
+                refusal = self._submit(call, body, None)
             except (LargeRegionsError, SlowTextError):
                 pass  # it takes long though it is short
             else:
                 if refusal is not None:
                     call.send(refusal)
                 return
-        if not self.run_on_pool(call, partial(self._submit, call, body, False)):
-            call.send(self._refuse(call, None, UnavailableError(_EXITING)))
+        hold = Hold(self._admission.held)
+        try:
+            hold.grow(exchange.size)
+            if not self.run_on_pool(call, partial(self._submit, call, body, hold), hold.release):
+                raise UnavailableError(_EXITING)
+        except ConchError as error:
+            hold.release()
+            call.send(self._refuse(call, None, error))
 
-    def _submit(self, call: InferCall, body: memoryview | DecodedBody, quick: bool) -> Reply | None:
+    def _submit(self, call: InferCall, body: memoryview | DecodedBody, hold: Hold | None) -> Reply | None:
         """Decodes and submits a request; returns the reply if it is refused.
 
+        Args:
+            call: The call.
+            body: Its body.
+            hold: Counts the body until it is admitted; None on the loop, for what is quick.
+
         Raises:
-            LargeRegionsError: With `quick`: the request takes long; it has no effect yet.
-            SlowTextError: With `quick`: the JSON takes long; the request has no effect yet.
+            LargeRegionsError: Without `hold`: the request takes long; it has no effect yet.
+            SlowTextError: Without `hold`: the JSON takes long; the request has no effect yet.
         """
+        quick = hold is None
+        plain_bytes = 0
         request: InferenceRequest | None = None
         fit: Fit | None = None
         exchange, names = call.exchange, (call.model_name, call.version)
@@ -228,7 +241,9 @@ class InferRoute:
                 request.received_ns = call.received_ns
             else:
                 head = call.head
-                body = unpacked_body(body, head, exchange.length, self._most_bytes, _ignore)
+                grow = _ignore if hold is None else hold.grow
+                body = unpacked_body(body, head, exchange.length, self._most_bytes, grow)
+                plain_bytes = len(body)
                 if head.json_size == 0 or not body:
                     request = InferenceRequest(*names, {}, self._respond, call.received_ns)
                     fit = partial(add_raw_tensor, body)
@@ -243,6 +258,8 @@ class InferRoute:
                         QUICK_BODY if quick else None,
                     )
             request.context = call
+            if call.head.packed:
+                request.held_bytes = plain_bytes or sum(each.nbytes for each in request.inputs.values())
             if self._forwarder is not None:
                 texts = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in exchange.headers]
                 self._forwarder.forward(request, texts)
@@ -253,6 +270,8 @@ class InferRoute:
             call.request = request
             if not quick and exchange.lost:  # while the pool decoded it; `abandon` found no request
                 self._admission.cancel(request)
+            if hold is not None:
+                hold.release()
             claim = self._admission.admit(
                 request, quick, model, exchange, exchange.size, single=DECOUPLED, fit=fit
             )
@@ -292,13 +311,19 @@ class InferRoute:
         if not self.run_on_pool(call, answer):
             self._mailbox.put(call, failure(UnavailableError(_EXITING)))
 
-    def run_on_pool(self, call: InferCall, work: Work) -> bool:
-        """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed."""
+    def run_on_pool(self, call: InferCall, work: Work, then: Callable[[], object] = lambda: None) -> bool:
+        """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed.
+
+        `then` is called at the end, also of work that does not begin as its client is gone.
+        """
         exchange = call.exchange
         try:
-            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._on_pool, call, work)
+            queued = self._workers.submit_for(
+                exchange.client, lambda: exchange.lost, self._on_pool, call, work
+            )
         except RuntimeError:
             return False
+        queued.add_done_callback(lambda _: then())
         return True
 
     def _on_pool(self, call: InferCall, work: Work) -> None:
