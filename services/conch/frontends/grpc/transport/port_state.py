@@ -27,6 +27,8 @@ from conch.ipc.loop import IoLoop
 _REASONS = ("connections", "keep_alive", "setup", "stuck")
 _CALL_REASONS = ("partial_messages", "received_bytes", "slow_reader", "slow_sender")
 
+_SHORT_BYTES = 16 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class PortOptions:
@@ -132,6 +134,8 @@ class PortState:
         self.received.add(size)
         ended: Future[Buffer] = Future()
         try:
+            # Short ones, of 16 MB plain at most, do not wait for long ones of the same host.
+            client = client if size > _SHORT_BYTES else f"short {client}"
             ended = self.decompressing.submit_for(client, gone, message.plain, hold.grow)
         except RuntimeError:  # the port is closed
             ended.cancel()
