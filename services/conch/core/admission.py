@@ -100,11 +100,15 @@ class HeldBytes:
         with self._lock:
             self.total += change
 
-    def take(self, size: int) -> None:
-        """Adds bytes. Raises ResourceExhaustedError: there are too many."""
+    def take(self, size: int, own: int = 0) -> None:
+        """Adds bytes, of a request that has `own` already.
+
+        Raises:
+            ResourceExhaustedError: There are too many, and some are others'.
+        """
         with self._lock:
             total = self.total
-            if total and total + size > self.most:
+            if total > own and total + size > self.most:
                 raise self.refusal()
             self.total = total + size
 
@@ -123,8 +127,13 @@ class Hold:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Adds bytes. Raises ResourceExhaustedError: there are too many."""
+        """Adds bytes, which count as others'. Raises ResourceExhaustedError: there are too many."""
         self._held.take(size)
+        self.size += size
+
+    def receive(self, size: int) -> None:
+        """Adds bytes that have come. Raises ResourceExhaustedError: there are too many."""
+        self._held.take(size, self.size)
         self.size += size
 
     def release(self) -> None:

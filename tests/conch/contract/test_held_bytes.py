@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from tests.support.grpc_transports import TRANSPORTS
+from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, RawClient, eventually, serving, write_probe
 from tritonclient.grpc import service_pb2
 
@@ -47,7 +48,8 @@ def over_a_stream(server: LocalServer, size: int, parameters: dict[str, str]) ->
         return str(answer.error_message)
 
 
-def over_http(server: LocalServer, size: int, parameters: dict[str, str], packed: bool = False) -> str:
+def http_request(size: int, parameters: dict[str, str]) -> tuple[bytes, bytes]:
+    """The JSON and the binary tensor of a body."""
     tensor = {
         "name": "IN",
         "datatype": "FP32",
@@ -55,9 +57,13 @@ def over_http(server: LocalServer, size: int, parameters: dict[str, str], packed
         "parameters": {"binary_data_size": size},
     }
     given = {"inputs": [tensor], "parameters": {**parameters, "binary_data_output": True}}
-    head = json.dumps(given).encode()
+    return json.dumps(given).encode(), bytes(size)
+
+
+def over_http(server: LocalServer, size: int, parameters: dict[str, str], packed: bool = False) -> str:
+    head, binary = http_request(size, parameters)
     headers = {"inference-header-content-length": str(len(head))}
-    body = head + bytes(size)
+    body = head + binary
     if packed:
         headers["content-encoding"] = "gzip"
         body = gzip.compress(body)
@@ -114,3 +120,25 @@ def test_requests_count_until_they_are_answered(server: LocalServer, holder: Sen
     assert errors == ["", ""]
     for sender in (over_grpc, over_http):
         assert not sender(server, 2 * MOST, {}), "alone it may be of any size"
+
+
+@pytest.mark.parametrize(
+    "server", [(), pytest.param(TRANSPORTS["grpcio"], marks=pytest.mark.slow)], indirect=True
+)
+def test_bodies_count_while_they_come(server: LocalServer) -> None:
+    """Not with fronts, which keep the bodies of such requests until they are decoded."""
+    head, body = http_request(2 * SIZE, {})
+    length = f"inference-header-content-length: {len(head)}"
+    sent = request("POST", "/v2/models/probe/infer", head + body, length)
+    with raw_http(server.http_address) as first, raw_http(server.http_address) as second:
+        first.send(sent[:-1])
+        eventually(lambda: over_grpc(server, SIZE, {}).endswith(REFUSED), "it counts")
+        second.send(sent[:SIZE])
+        refused = second.response()
+        first.send(sent[-1:])
+        answered = first.response()
+    assert refused is not None
+    assert (refused.status, refused.json()["error"].endswith(REFUSED)) == (429, True)
+    assert answered is not None
+    assert answered.status == 200
+    assert not over_grpc(server, 2 * MOST, {}), "nothing is left"

@@ -190,7 +190,8 @@ class InferRoute:
         exchange.on_disconnect = call.abandon
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
         has_binary = not call.head.packed and (call.head.json_size or 0) > 0
-        exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
+        most_bytes = sys.maxsize if has_binary else self._most_bytes
+        exchange.read_body(most_bytes, partial(self._on_body, call), self._admission.held)
 
     def _on_body(self, call: InferCall) -> None:
         """Submits a request with its body, on the pool if that takes long."""
@@ -342,6 +343,8 @@ class InferRoute:
 
     def _unread_error(self, call: InferCall) -> ConchError:
         exchange = call.exchange
+        if exchange.refusal is not None:
+            return exchange.refusal
         if exchange.chunks > MOST_CHUNKS:
             return TooManyChunksError()
         text = (
