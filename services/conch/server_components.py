@@ -20,9 +20,10 @@ from conch.access.metered_admission import MeteredAdmission
 from conch.access.policy_reload import PolicyReload
 from conch.caches import open_cache_service
 from conch.core.add_ons import load_add_on
-from conch.core.admission import Admission
+from conch.core.admission import Admission, HeldBytes
 from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
+from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.door.local_door import LocalDoor
@@ -60,6 +61,8 @@ from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
 from conch_control.planner.planner_loop import Planner
 from conch_control.repository.source import Repository
+
+_LEAST_HELD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,8 @@ def build_components(
         agent.archives,
         agent,
     )
-    door = LocalDoor(core, services)
+    most = server.received_bytes or max(memory_bytes() // 4, _LEAST_HELD_BYTES)
+    door = LocalDoor(core, services, HeldBytes(most))
     parts: list[ServerPart] = []
     context = PartContext(
         door,

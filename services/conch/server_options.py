@@ -116,6 +116,7 @@ class ServerOptions:
         config_file: The file that settings were read from.
         access_policy: The policy file; None for no policy.
         allow_model_control: True if clients of the inference ports may load and unload models.
+        received_bytes: Limit of the bytes of requests that the server holds; 0 for a share of memory.
         exit_without_repository: True if a repository that can't be read at the start ends the server.
         cache: Settings by name of the response cache; empty for none.
         tracing: Settings of tracing.
@@ -179,6 +180,16 @@ class ServerOptions:
         "let clients of the inference ports load and unload models in explicit mode, and change rollouts in "
         "all modes",
         group="model control",
+    )
+    received_bytes: int = option(
+        "--grpc-max-received-bytes",
+        NATURAL,
+        0,
+        "maximum bytes of the requests that the server holds, of gRPC and HTTP, from their first byte until "
+        "they are answered; further ones are refused, unless it holds nothing else; 0 for a quarter of "
+        "memory, at least 1 GiB",
+        unit="bytes",
+        group="gRPC",
     )
     exit_without_repository: bool = True
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

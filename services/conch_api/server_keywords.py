@@ -54,6 +54,7 @@ class ServerKeywords(TypedDict, total=False):
     response_cache_byte_size: int | str | None
     rate_limit: Literal["off", "execution_count"] | None
     rate_limit_resource: str | Sequence[str] | None
+    grpc_max_received_bytes: int | str | None
     allow_grpc: bool | str | None
     grpc_address: str | None
     grpc_port: int | str | None
@@ -63,7 +64,6 @@ class ServerKeywords(TypedDict, total=False):
     grpc_max_connections: int | str | None
     grpc_max_concurrent_streams: int | str | None
     grpc_max_metadata_bytes: int | str | None
-    grpc_max_received_bytes: int | str | None
     grpc_min_client_rate: int | str | None
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] | None
     grpc_orca_load_reports: bool | str | None

@@ -13,7 +13,7 @@ from functools import partial
 from conch.access.access_guard import Access, AccessGuard
 from conch.access.principals import Grant
 from conch.access.request_limits import Limiter
-from conch.core.admission import Admission, Fit, WaitObserver
+from conch.core.admission import Admission, Fit, HeldBytes, WaitObserver
 from conch.core.errors import ConchError
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
@@ -38,8 +38,9 @@ class MeteredAdmission(Admission):
         stages: ServerStages,
         request_log: RequestLog | None,
         bind: Callable[[InferenceRequest], None] | None = None,
+        held: HeldBytes | None = None,
     ) -> None:
-        super().__init__(registry, protocol, stages, request_log, bind)
+        super().__init__(registry, protocol, stages, request_log, bind, held)
         self._guard = AccessGuard(access, protocol)
 
     def admit(

@@ -2,7 +2,8 @@
 
 gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission`. `admit` runs these steps:
 
-1. Bind its shared-memory regions. Refuse it if the server refuses new ones and it continues no open sequence.
+1. Count its bytes, or refuse it if the server holds too many. Bind its shared-memory regions. Refuse it if
+   the server refuses new ones and it continues no open sequence.
 2. Resolve the model version, unless the caller has done so (see below); the caller fits the request to it.
 3. Wrap the responder, innermost first: shared-memory regions, request log, single response.
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
@@ -35,9 +36,10 @@ submitted by the thread that has loaded the model.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -46,6 +48,7 @@ from conch.core.errors import (
     CancelledError,
     ConchError,
     InternalError,
+    ResourceExhaustedError,
     UnavailableError,
     UnsupportedError,
     as_conch_error,
@@ -64,9 +67,79 @@ log = logging.getLogger(__name__)
 MOST_DEPTH = 100
 """Most requests around a request: more than models need, few enough to be harmless."""
 
+_RETRY_MS = 1000
+_TOO_MUCH = (
+    "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
+    "repeat the call later"
+)
+
 
 Fit = Callable[[InferenceRequest, ModelSpec], None]
 """Completes a request by the description of its version; raises ConchError if it does not fit."""
+
+
+class HeldBytes:
+    """Bytes of requests that the server holds, from their first byte until their answer; of all ports.
+
+    What would pass the bound is refused, unless nothing else is held: a single request of any size passes.
+
+    Threads and locks: any thread; one lock.
+
+    Attributes:
+        most: The bound.
+        total: The bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, change: int) -> None:
+        """Changes the total, also beyond the bound."""
+        with self._lock:
+            self.total += change
+
+    def take(self, size: int, own: int = 0) -> None:
+        """Adds bytes, of a request that has `own` already.
+
+        Raises:
+            ResourceExhaustedError: There are too many, and some are others'.
+        """
+        with self._lock:
+            total = self.total
+            if total > own and total + size > self.most:
+                raise self.refusal()
+            self.total = total + size
+
+    def refusal(self) -> ResourceExhaustedError:
+        """The error of a request that is refused."""
+        error = ResourceExhaustedError(_TOO_MUCH.format(self.most))
+        error.retry_after_ms = _RETRY_MS
+        return error
+
+
+class Hold:
+    """Bytes of a request before it is admitted, until `release`; of one thread at a time."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self.size = 0
+
+    def grow(self, size: int) -> None:
+        """Adds bytes, which count as others'. Raises ResourceExhaustedError: there are too many."""
+        self._held.take(size)
+        self.size += size
+
+    def receive(self, size: int) -> None:
+        """Adds bytes that have come. Raises ResourceExhaustedError: there are too many."""
+        self._held.take(size, self.size)
+        self.size += size
+
+    def release(self) -> None:
+        """Ends it; a second call has no effect."""
+        size, self.size = self.size, 0
+        self._held.add(-size)
 
 
 class WaitObserver(Protocol):
@@ -110,8 +183,10 @@ class Admission:
         stages: The server's stage; None for callers inside the server, which are never refused.
         request_log: Logs and traces requests; None for callers inside the server, which log through `parent`.
         bind: Binds the regions that a request names, and forgets their names; None for callers without any.
+        held: Counts the bytes of requests until they are answered; None for callers inside the server.
 
     Attributes:
+        held: See above; of callers inside the server, a count without a bound.
         closed: True after `close`.
         refused: Number of requests that came after `close`.
     """
@@ -123,7 +198,9 @@ class Admission:
         stages: ServerStages | None = None,
         request_log: RequestLog | None = None,
         bind: Callable[[InferenceRequest], None] | None = None,
+        held: HeldBytes | None = None,
     ) -> None:
+        self.held = held or HeldBytes(sys.maxsize)
         self._bind = bind or _no_regions
         self._registry = registry
         self._protocol = protocol
@@ -153,7 +230,7 @@ class Admission:
             may_claim: True if the caller can run batches soon.
             model: The version, if the caller has resolved it.
             caller: The call that it came with, for the log.
-            bytes_in: Size of the request, for the log.
+            bytes_in: Size of the request, for the log; counts in `held` unless the request has another count.
             parent: The request for which an ensemble or a model makes this one.
             single: If given, exactly one response is let through; this is the text of the error otherwise.
             fit: Called with the version's description before the request is checked.
@@ -166,6 +243,10 @@ class Admission:
             ConchError: The request is refused, has no model, or does not fit it.
         """
         try:
+            if bytes_in and request.held is None:
+                size = request.held_bytes = request.held_bytes or bytes_in
+                self.held.take(size)
+                request.held = self.held
             if request.named_regions is not None:
                 self._bind(request)
             if self._stages.refusing:
@@ -204,6 +285,7 @@ class Admission:
             self._wait(cold, request, caller, bytes_in, observer, again)
             return None
         except Exception as error:  # boundary: models and caches of add-ons; raised again
+            request.let_go()
             self._log_failure(request, error)
             raise
 
@@ -291,6 +373,27 @@ class Admission:
         request.depth = depth
         if parent.watch is not None:
             parent.watch.step(request, model, self._protocol)
+
+    def defer(self, size: int, pool: Executor, work: Callable[[], object]) -> None:
+        """Decodes a request on a pool; its bytes count while it waits.
+
+        Raises:
+            ResourceExhaustedError: The server holds too many.
+            RuntimeError: The pool is closed.
+        """
+        hold = Hold(self.held)
+        hold.grow(size)
+
+        def run() -> None:
+            hold.release()
+            work()
+
+        try:
+            queued = pool.submit(run)
+        except RuntimeError:
+            hold.release()
+            raise
+        queued.add_done_callback(lambda _: hold.release())  # it may be dropped
 
     def refuse(
         self,

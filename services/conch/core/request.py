@@ -129,6 +129,13 @@ class MemoryBindings(Protocol):
         """Releases the regions."""
 
 
+class HeldCount(Protocol):
+    """Bytes of requests that are held; see `HeldBytes`."""
+
+    def add(self, change: int) -> None:
+        """Changes their number."""
+
+
 class Watchable(Protocol):
     """Counters of a model version, told that a request has a watch by setting `watched`."""
 
@@ -313,6 +320,8 @@ class InferenceRequest:
             unset, or 0, otherwise.
         on_cancel: Set by an instance that does not block: called once, with the request, if it is
             cancelled while it runs; from any thread with no lock held, possibly just after its last response.
+        held: Counts the request's bytes until it is answered; None if they do not count.
+        held_bytes: These bytes; 0, before it is admitted, for the size of the client's message.
         filler: True if the request only fills a row of a batch; it is not counted, its responses go nowhere.
     """
 
@@ -332,6 +341,8 @@ class InferenceRequest:
         "depth",
         "empty_final",
         "failed",
+        "held",
+        "held_bytes",
         "id",
         "inputs",
         "model",
@@ -408,6 +419,8 @@ class InferenceRequest:
         self.failed = False
         self.completed = False
         self.responses_wait = False
+        self.held: HeldCount | None = None
+        self.held_bytes = 0
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
@@ -424,6 +437,8 @@ class InferenceRequest:
             # A rescheduled request leaves its queue when the scheduler reaches it.
             if self.state is not _QUEUED:
                 self.state = _DONE
+            if self.held is not None:
+                self.let_go()
         self._responder(self, response, final)
 
     @property
@@ -470,6 +485,12 @@ class InferenceRequest:
         else:
             self._responder = between(self._responder)
         self.responses_wait |= layer.waits
+
+    def let_go(self) -> None:
+        """Ends the count of the request's bytes."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.add(-self.held_bytes)
 
     def discard(self) -> None:
         """Releases the regions of a request that was not admitted."""

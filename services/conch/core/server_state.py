@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from conch.core.admission import Admission
+from conch.core.admission import Admission, HeldBytes
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import ClientModelControl
@@ -77,10 +77,12 @@ class ServerState:
         self._models_ready = models_ready
         self._strict = strict_readiness
 
-    def admission(self, protocol: str, request_log: RequestLog | None = None) -> Admission:
+    def admission(
+        self, protocol: str, request_log: RequestLog | None = None, held: HeldBytes | None = None
+    ) -> Admission:
         """The way in for one front end; `protocol` is its name in the request log."""
         log = request_log or self.request_log
-        return self._new_admission(self.registry, protocol, self.stages, log, self._bind)
+        return self._new_admission(self.registry, protocol, self.stages, log, self._bind, held)
 
     @property
     def agent(self) -> ClientModelControl:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from conch.access.access_guard import AccessGuard
-from conch.core.admission import Admission
+from conch.core.admission import Admission, HeldBytes
 from conch.core.model_control import ArchiveControl
 from conch.core.registry import Entry
 from conch.core.request_log import Caller, RequestLog
@@ -62,6 +62,7 @@ class Door(ABC):
         version: Version of the server in its metadata.
         models: The models.
         archives: Loads models from directories that a provider of routes names; None for none.
+        held: Counts the bytes of clients' requests.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Door(ABC):
         version: str,
         models: ServedModels,
         archives: ArchiveControl | None,
+        held: HeldBytes,
     ) -> None:
         self.server_id = server_id
         self.version = version
         self.models = models
         self.archives = archives
+        self.held = held
 
     @property
     @abstractmethod

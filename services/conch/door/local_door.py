@@ -5,13 +5,14 @@ Owns: the threads of operations. What waits for a model goes on, on the thread t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from conch.access.access_guard import AccessGuard
-from conch.core.admission import Admission
+from conch.core.admission import Admission, HeldBytes
 from conch.core.cold_models import when_loaded
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.request_log import Caller
@@ -30,10 +31,12 @@ class LocalDoor(Door):
     Args:
         core: The models and the stage of the server.
         services: State that operations use besides.
+        held: Counts the bytes of clients' requests; None for no bound.
     """
 
-    def __init__(self, core: ServerState, services: Services) -> None:
-        super().__init__(core.server_id, core.version, core.registry, services.archives)
+    def __init__(self, core: ServerState, services: Services, held: HeldBytes | None = None) -> None:
+        held = held or HeldBytes(sys.maxsize)
+        super().__init__(core.server_id, core.version, core.registry, services.archives, held)
         self._core = core
         self._services = services
         self._pools = OperationPools()
@@ -60,7 +63,8 @@ class LocalDoor(Door):
 
     def admission(self, protocol: str, log: MakeLog | None = None) -> Admission:
         """See `Door`."""
-        return self._core.admission(protocol, None if log is None else log(self._core.request_log))
+        request_log = None if log is None else log(self._core.request_log)
+        return self._core.admission(protocol, request_log, self.held)
 
     def ask(
         self,

@@ -1,7 +1,7 @@
 """`ThreadPool`: starts a thread when work comes and none is idle, up to a limit; an idle thread ends.
 
 What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled. The clients
-of a `FairPool` take turns.
+of a `TurnPool` take turns.
 Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. A fair
 pool's own lock is taken before that condition.
 """
@@ -180,7 +180,7 @@ class ThreadPool(Executor):
             return None
 
 
-class FairPool(ThreadPool):
+class TurnPool(ThreadPool):
     """A pool whose clients take turns; one client has at most half of the threads.
 
     Args:

@@ -28,9 +28,9 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.door.operation_table import INFER, path_pattern
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.http.http_exchange import UNASKED_BYTES, HttpExchange, Reply
 from conch.frontends.http.http_loop import ConnectionSet, HttpLoop, client_address
-from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
     InferHead,
@@ -243,7 +243,7 @@ class HttpFront:
         self._ports: dict[int, ConnectionSet] = {}
         self._decoders: dict[int, tuple[RequestDecoder, int]] = {}  # with the limit of bytes
         self._encode = ResponseEncoder()
-        self._pool = ParsingPool("conch-front-parse")
+        self._pool = FairPool("conch-front-parse")
         self._requests = RequestSender(stream, self._send_raw)
         self._responses = ResponseReader()
         self._heads: dict[tuple[object, ...], int] = {}
@@ -543,7 +543,7 @@ class HttpFront:
         decode, most_bytes = self._decoders[passed.port]
         head, length = passed.head, passed.exchange.length
         try:
-            plain = unpacked_body(body, head, length, most_bytes)
+            plain = unpacked_body(body, head, length, most_bytes, lambda size: None)
             most_used = QUICK_BODY if quick else None
             request, wanted = decode(passed.target, plain, head.json_size, _ignore, monotonic_ns(), most_used)
         except SlowTextError:

@@ -396,7 +396,7 @@ class Front:
     def _send_state(self) -> None:
         port = self._port
         assert port is not None, "it has started"
-        fields = {"closed": port.closed, "ended": port.ended, "received": port.received.total}
+        fields = {"closed": port.closed, "ended": port.ended, "received": port.received.held.total}
         self._send(Kind.STATE, self._ended, codec.encode_json(fields))
 
     def _report(self) -> None:

@@ -40,6 +40,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from conch.core.admission import HeldBytes
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.servable import InlineClaim
 from conch.frontends.connections.listener import Listener
@@ -145,6 +146,7 @@ class FrontServer:
         count: Number of fronts.
         options: The port's.
         thread: The event loop of the HTTP ports.
+        held: Counts the bytes of the server's requests.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
@@ -152,13 +154,18 @@ class FrontServer:
     """
 
     def __init__(
-        self, count: int, options: GrpcOptions, thread: HttpLoop, clock: Clock = monotonic_ns
+        self,
+        count: int,
+        options: GrpcOptions,
+        thread: HttpLoop,
+        held: HeldBytes,
+        clock: Clock = monotonic_ns,
     ) -> None:
         self.http = HttpFronts(thread, count, self._http_links)
         limits = port_options(options)
         # Each front has its share of what the port may hold, and of its connections.
-        self._port = PortState(limits, clock)
-        self._share = max(limits.most_received_bytes // count, 1)
+        self._port = PortState(limits, clock, held=held)
+        self._share = max(held.most // count, 1)
         self._reuse_port = options.reuse_port
         self._clock = clock
         self._loop: IoLoop | None = None
@@ -179,7 +186,8 @@ class FrontServer:
     @property
     def client_counts(self) -> ClientCounts:
         """Counts of the clients of all fronts."""
-        closed, ended, received = Counter(self._port.closed), Counter(self._port.ended), 0
+        closed, ended = Counter(self._port.closed), Counter(self._port.ended)
+        received = self._port.received.held.total
         for front in self._fronts:
             link = front.link
             if link is not None:

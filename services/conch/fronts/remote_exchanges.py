@@ -121,6 +121,8 @@ class RemoteConnection:
     def end(self, exchange: HttpExchange) -> None:
         """Ends an exchange, to which nothing more is sent."""
         exchange.done = True
+        if exchange.body_hold is not None:
+            exchange.let_go()
         exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = None
         self.link.ended(self.number)
 

@@ -29,7 +29,8 @@ class FrontsPart(ServerPart):
     for_clients = True
 
     def __init__(self, count: int, options: GrpcOptions | None, context: PartContext) -> None:
-        self._server = FrontServer(count, GrpcOptions() if options is None else options, context.ports.loop)
+        options = GrpcOptions() if options is None else options
+        self._server = FrontServer(count, options, context.ports.loop, context.door.held)
         self.http = self._server.http
 
     def transport(self) -> Transport:

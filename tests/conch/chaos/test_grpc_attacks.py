@@ -24,6 +24,7 @@ from tests.support.servers import (
 )
 from tritonclient.grpc import service_pb2
 
+MOST_RECEIVED = 128 << 20
 MOST_S = 0.15
 """Processor time of the server in a check: 0.02 s, and without the bound of fields 0.3 to 0.6 s."""
 
@@ -115,3 +116,27 @@ def test_metadata_above_the_limit_is_refused(attacked: ServerProcess) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             raw("ServerLive", live, [("x-a", "a" * 20_000)])
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.slow
+def test_a_gzip_bomb_takes_no_more_memory_than_the_server_may_hold(
+    tmp_path: Path, grpc_is_warm: None
+) -> None:
+    """The server unpacks of 1 GB only what its bound allows."""
+    copy_example(tmp_path, "simple")
+    with serving_process(tmp_path, flags=[f"--grpc-max-received-bytes={MOST_RECEIVED}"]) as server:
+        still_serves(server)
+        before = peak_bytes(server)
+        with closing(RawClient(server.address)) as raw:
+            infer = raw.channel.unary_unary(INFER)
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError) as raised:
+                    infer(bytes(8 * MOST_RECEIVED), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+                assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert peak_bytes(server) - before < 2 * MOST_RECEIVED
+        still_serves(server)
+
+
+def peak_bytes(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10

@@ -28,11 +28,11 @@ from select import EPOLLIN, EPOLLONESHOT, EPOLLOUT
 from typing import Any, Protocol
 
 from conch.core.tensor import Buffer
-from conch.door.thread_pool import FairPool
+from conch.door.thread_pool import TurnPool
 from conch.frontends.yield_gil import yield_gil
 from conch.ipc.loop import IoLoop, Ready
 
-_HANDSHAKES = FairPool(2, "conch-tls", idle_s=0.5)
+_HANDSHAKES = TurnPool(2, "conch-tls", idle_s=0.5)
 """Threads of this process that run steps of handshakes."""
 _MOST_BUFFERS = 1000  # of one call: IOV_MAX is 1024
 _TLS_WRITE_BYTES = 64 * 1024

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from conch.access.access_guard import Access, PortRules
 from conch.core.add_ons import load_add_on
+from conch.core.admission import HeldBytes
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.door.door import Door
@@ -69,7 +70,7 @@ class GrpcFrontEnd:
     ) -> None:
         self._options = options
         if transport is None:
-            transport = Transport(_server(options, clock))
+            transport = Transport(_server(options, clock, door.held))
         self._server = transport.server
         self._methods = GrpcMethods(
             door,
@@ -143,12 +144,12 @@ class GrpcFrontEnd:
             never.wait(_QUIET_S)
 
 
-def _server(options: GrpcOptions, clock: Clock) -> RpcServer:
+def _server(options: GrpcOptions, clock: Clock, held: HeldBytes) -> RpcServer:
     """Makes the server of the chosen transport; no other one is imported."""
     if options.transport == OWN:
         from conch.frontends.grpc.transport.transport_server import own_server
 
-        return own_server(options, clock)
+        return own_server(options, clock, held)
     make: Callable[[GrpcOptions, Clock], RpcServer] = load_add_on(TRANSPORTS, options.transport)
     return make(options, clock)
 

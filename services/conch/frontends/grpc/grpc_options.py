@@ -71,7 +71,6 @@ class ConnectionLimits:
         connections: Connections to the port; 0 for a share of the file descriptors.
         streams: Open calls on a connection; further ones wait at the client.
         metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
-        received_bytes: Received messages of all connections that no handler has yet; 0 for a share of memory.
         client_rate: Bytes a second, at least, of a message that is sent, or of answers that are read.
     """
 
@@ -95,15 +94,6 @@ class ConnectionLimits:
         integer(1024, 2**24),
         16 * 1024,
         "maximum metadata of a gRPC call, 32 bytes for each entry included; larger calls are refused",
-        unit="bytes",
-    )
-    received_bytes: int = option(
-        "--grpc-max-received-bytes",
-        NATURAL,
-        0,
-        "maximum bytes of all received messages that no model has yet, whole or in part; further ones are "
-        "refused, but the oldest is received; 0 for a quarter of memory, at least 1 GiB; conch's own "
-        "transport only",
         unit="bytes",
     )
     client_rate: int = option(
@@ -265,14 +255,8 @@ class GrpcOptions:
         if not settings.is_on(cls):
             return None
         options = settings.build(cls)
-        limits = options.limits
-        if options.transport != OWN:
-            for name, given in (
-                ("--grpc-max-received-bytes", limits.received_bytes != 0),
-                ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),
-            ):
-                if given:
-                    raise FlagError(f"{name} needs --grpc-transport=own")
+        if options.transport != OWN and options.limits.client_rate != _CLIENT_RATE:
+            raise FlagError("--grpc-min-client-rate needs --grpc-transport=own")
         return replace(options, tls=settings.build(GrpcTlsFiles).read())
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
@@ -71,12 +72,12 @@ class InferHandler:
 
         `polling` is True on a transport's thread, which leaves long messages to a pool.
         """
-        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
-            self._decoding.submit(self, call, message, False)
-            return
         now_ns = self._clock()
         request: InferenceRequest | None = None
         try:
+            if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+                self.admission.defer(len(message), self._decoding, partial(self, call, message, False))
+                return
             request = self._decode(message, self._respond, now_ns)
             request.context = call
             request.deadline_ns = call.deadline_ns(now_ns)

@@ -110,7 +110,7 @@ class ClientCounts(NamedTuple):
     Attributes:
         closed: Number of connections that were closed because of their clients, by reason.
         ended: Number of calls that were ended because of their clients, by reason.
-        received_bytes: Bytes of received messages that no handler has yet.
+        received_bytes: Bytes of requests that are held until they are answered.
     """
 
     closed: Mapping[str, int]

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
@@ -231,12 +232,13 @@ class StreamInferHandler:
         `polling` is True on a transport's thread, which leaves long messages to a pool.
         """
         self.received += 1
-        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
-            self._decoding.submit(self.submit, call, slot, message, False)
-            return
         now_ns = self._clock()
         request: InferenceRequest | None = None
         try:
+            if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+                work = partial(self.submit, call, slot, message, False)
+                self.admission.defer(len(message), self._decoding, work)
+                return
             request = self._decode(message, self._respond, now_ns)
             request.context = slot
             request.reader = call

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import ByteStream
 
@@ -130,6 +130,10 @@ class TooManyChunksError(UnreadBodyError):
             f"Chunked request body exceeds maximum of {MOST_CHUNKS} non-empty chunks. Send fewer or larger "
             f"HTTP chunks."
         )
+
+
+class HeldBodyError(ResourceExhaustedError):
+    """A body is refused before its end for what the server holds; the connection closes with the response."""
 
 
 class SlicedParser(Protocol):

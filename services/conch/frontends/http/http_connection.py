@@ -238,6 +238,8 @@ class Connection:
     def finished(self, exchange: HttpExchange) -> None:
         """Ends a request: closes the connection, or goes on with the next one."""
         exchange.done = True
+        if exchange.body_hold is not None:
+            exchange.let_go()
         exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = exchange.sink = None
         if exchange.body_paused:
             self.hold_body(False)

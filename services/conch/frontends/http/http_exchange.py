@@ -16,6 +16,8 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
+from conch.core.admission import HeldBytes, Hold
+from conch.core.errors import ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import ByteStream
@@ -23,6 +25,7 @@ from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     MOST_CHUNKS,
     Body,
+    HeldBodyError,
     RequestBody,
     body_pieces,
     body_size,
@@ -158,6 +161,8 @@ class HttpExchange:
         unsent: Bytes of the response not yet passed to the stream.
         hooks: A provider's changes of the request and its response; None for none.
         sink: Takes the pieces of the body in place of `collected`; None for none.
+        body_hold: Counts the body while it comes; None if it does not count.
+        refusal: Error of a body that is `unread` for what the server holds, or None.
         decoded: True if a front has decoded the body, and may encode the response.
     """
 
@@ -166,6 +171,7 @@ class HttpExchange:
         "_chunked",
         "_connection",
         "began",
+        "body_hold",
         "body_paused",
         "chunks",
         "client",
@@ -187,6 +193,7 @@ class HttpExchange:
         "path",
         "query",
         "read_ns",
+        "refusal",
         "sink",
         "size",
         "then",
@@ -231,6 +238,8 @@ class HttpExchange:
         self.then: Callable[[], None] | None = None
         self.hooks: ExchangeHooks | None = None
         self.sink: Callable[[bytes], None] | None = None
+        self.refusal: HeldBodyError | None = None
+        self.body_hold: Hold | None = None
 
     @property
     def caller(self) -> HttpExchange:
@@ -269,12 +278,13 @@ class HttpExchange:
         """True once the connection is closed; any thread."""
         return self._connection.lost
 
-    def read_body(self, most: int, then: Callable[[], None]) -> None:
+    def read_body(self, most: int, then: Callable[[], None], held: HeldBytes | None = None) -> None:
         """Calls `then` once: when the body is complete, or as soon as it is `unread`; perhaps at once.
 
         Args:
             most: Limit in bytes.
             then: Called on the loop; not called if the client disconnects.
+            held: Counts what comes, until `take_body`; None for no count.
         """
         self.most = most
         if self.size > most:
@@ -283,6 +293,7 @@ class HttpExchange:
             then()
             return
         self.then = then
+        self.body_hold = None if held is None else Hold(held)
         self._ask()
 
     def _ask(self) -> None:
@@ -309,6 +320,8 @@ class HttpExchange:
 
     def take_body(self) -> memoryview:
         """Returns the body without copying it, and no longer keeps it."""
+        if self.body_hold is not None:
+            self.let_go()
         if self.collected is not None:
             body = self.collected.body()
             self.collected = None
@@ -335,15 +348,32 @@ class HttpExchange:
         self.size += len(piece)
         if self.size > UNASKED_BYTES and self.then is None and not self.body_paused:
             self.hold(True)
-        if self.size > self.most or self.chunks > MOST_CHUNKS:
+        if self.size > self.most or self.chunks > MOST_CHUNKS or not self._count(len(piece)):
             self.unread = True
             self.collected = None
+            self.let_go()
             then, self.then = self.then, None
             if then is not None:
                 then()
 
+    def _count(self, size: int) -> bool:
+        try:
+            if self.body_hold is not None:
+                self.body_hold.receive(size)
+        except ResourceExhaustedError as error:
+            self.refusal = HeldBodyError(error.message)
+            self.refusal.retry_after_ms = error.retry_after_ms
+        return self.refusal is None
+
+    def let_go(self) -> None:
+        """Ends the count of the body."""
+        hold, self.body_hold = self.body_hold, None
+        if hold is not None:
+            hold.release()
+
     def disconnected(self) -> None:
         """Tells the handler that the client disconnected; called by the connection."""
+        self.let_go()
         on_disconnect, self.on_disconnect = self.on_disconnect, None
         self.then = self.collected = self.whole = self.sink = None
         if on_disconnect is not None and not self.done:

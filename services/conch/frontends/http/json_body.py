@@ -9,7 +9,7 @@ import orjson
 
 from conch.core.admission import ExitingError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnauthenticatedError
-from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError
+from conch.frontends.http.flow_control import MOST_CHUNKS, HeldBodyError, TooManyChunksError, UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.jsontext.json_loader import load
@@ -51,7 +51,7 @@ def error_reply(error: ConchError) -> Reply:
     headers = [JSON, *retry_after(error.retry_after_ms)]
     if error.http_status == UnauthenticatedError.http_status:
         headers.append((b"www-authenticate", b"Bearer"))
-    closes = isinstance(error, ExitingError | UnreadBodyError)
+    closes = isinstance(error, ExitingError | HeldBodyError | UnreadBodyError)
     return Reply(error.http_status, headers, error_body(error.message), closes)
 
 

@@ -61,7 +61,7 @@ _ENDED = Family(
     "gRPC calls that were ended for what their clients did, by reason",
 )
 _RECEIVED = Family(
-    "conch_grpc_received_bytes", "gauge", "Bytes of gRPC messages that are received and that no model has yet"
+    "conch_grpc_received_bytes", "gauge", "Bytes of requests that the server holds until they are answered"
 )
 _FRONT_UP = Family("conch_front_up", "gauge", "1 if the front process serves, else 0")
 _FRONT_CONNECTIONS = Family("conch_front_connections", "gauge", "Connections of each front process")

@@ -44,7 +44,7 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
 NO_PORTS = ["--allow-grpc=false", "--allow-http=false"]
 
 
-@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate", "--front-ends"])
+@pytest.mark.parametrize("flag", ["--grpc-min-client-rate", "--front-ends"])
 def test_settings_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
     build_options(read_flags([f"{flag}=50"], {}))
     with pytest.raises(FlagError, match=f"^{flag} needs --grpc-transport=own$"):

@@ -257,20 +257,24 @@ def test_any_accept_header(header: bytes) -> None:
     assert accepted(header) in (None, b"gzip", b"deflate")
 
 
+def plain(packed: bytes, most_bytes: int) -> memoryview:
+    return decompressed(memoryview(packed), most_bytes, lambda size: None)
+
+
 @given(st.binary(max_size=3000))
 def test_decompression(data: bytes) -> None:
     for packed in (gzip.compress(data), zlib.compress(data)):
-        assert decompressed(memoryview(packed), MOST) == data
+        assert plain(packed, MOST) == data
         with pytest.raises(InvalidArgumentError):
-            decompressed(memoryview(packed[:-9]), MOST)
+            plain(packed[:-9], MOST)
     if data:
         with pytest.raises(InvalidArgumentError):
-            decompressed(memoryview(zlib.compress(data)), len(data) - 1)
+            plain(zlib.compress(data), len(data) - 1)
 
 
 def test_a_bomb_is_not_unpacked() -> None:
     with pytest.raises(InvalidArgumentError, match="Decompressed data size exceeds the maximum"):
-        decompressed(memoryview(zlib.compress(bytes(1 << 24))), 1 << 20)
+        plain(zlib.compress(bytes(1 << 24)), 1 << 20)
 
 
 @pytest.mark.parametrize(

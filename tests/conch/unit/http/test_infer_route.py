@@ -23,8 +23,8 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
 from conch.door.operation_handlers import Services
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.http.http_exchange import ExchangeHooks, HttpExchange, Reply
-from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_route import InferCall, InferRoute
 from conch.memory.region_bindings import bind_regions
 from conch.memory.regions import Regions
@@ -112,7 +112,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
     body = json.dumps({"inputs": [in_region("IN", size)], "outputs": outputs}).encode()
     with closing(Regions()) as regions:
         regions.register_system("r", memory.key, 0, SIZE)
-        with ParsingPool("worker") as workers, ExitStack() as stack:
+        with FairPool("worker") as workers, ExitStack() as stack:
             door = stack.enter_context(
                 door_to(
                     make_core(Agent(), model, bind=partial(bind_regions, regions)),
@@ -134,7 +134,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
 
 @pytest.fixture
 def route() -> Iterator[InferRoute]:
-    with closing(Regions()) as regions, ParsingPool("worker") as workers:
+    with closing(Regions()) as regions, FairPool("worker") as workers:
         core = make_core(Agent(), Recording(), bind=partial(bind_regions, regions))
         core.registry.add_namespaces("/a")
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]

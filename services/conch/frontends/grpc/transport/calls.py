@@ -77,9 +77,12 @@ class CallConnection(Protocol):
         """Ends a stream: with trailers, or before its headers with an error in these."""
 
     def decompress(
-        self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
+        self, call: OpenCall, message: CompressedMessage, done: Callable[[Buffer | MessageError], None]
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
+
+    def handed(self, call: OpenCall, size: int) -> None:
+        """Stops counting a message, which its handler counts."""
 
     def guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
         """Does work of a call; if its handler raises, the call alone fails."""
@@ -291,9 +294,11 @@ class UnaryCall(TransportCall):
         if isinstance(message, CompressedMessage):
             self.connection.decompress(self, message, self._decompressed)
         else:
+            if self.counted:
+                self.connection.handed(self, _size(message))
             self._handler(self, message)
 
-    def _decompressed(self, message: bytes | MessageError) -> None:
+    def _decompressed(self, message: Buffer | MessageError) -> None:
         if isinstance(message, MessageError):
             self.refuse_message(message)
         elif self.ended:
@@ -539,6 +544,8 @@ class StreamCall(TransportCall, Reader):
                 if isinstance(message, CompressedMessage):
                     self.connection.decompress(self, message, self._decompressed)
                 else:
+                    if self.counted and message is not None:
+                        self.connection.handed(self, _size(message))
                     self.on_message(message)
         finally:
             self._delivering = False
@@ -561,7 +568,7 @@ class StreamCall(TransportCall, Reader):
         """Delivers more messages, in a turn of the connection."""
         self._deliver()
 
-    def _decompressed(self, message: bytes | MessageError) -> None:
+    def _decompressed(self, message: Buffer | MessageError) -> None:
         if isinstance(message, MessageError):
             self.close(message.status, str(message))
         elif not self.ended:

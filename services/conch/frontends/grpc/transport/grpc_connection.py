@@ -50,11 +50,11 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from enum import Enum, auto
 from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
-from conch.core.errors import UnavailableError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import unsent_part
 from conch.frontends.connections.places import Place, find_place
@@ -112,10 +112,6 @@ CHECK_NS = 15_000_000_000
 _STUCK_CHECKS = 4
 _DRAIN_PING = b"conch-go"
 _LAST_DRAIN_PING = b"conch-g2"
-_HOLDS_TOO_MUCH = (
-    "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
-    "repeat the call later"
-)
 _CROWDED = (
     "the port has as many connections as it may (--grpc-max-connections), and all have calls: only health "
     "checks are answered"
@@ -578,7 +574,7 @@ class GrpcConnection:
         if held and received.refuses(call):
             self._http2.consumed(stream_id, count + call.withheld, grant=False)
             call.withheld = 0
-            call.refuse_message(self._too_much())
+            call.refuse_message(self._port.refusal(received.held.refusal()))
             self._discount(call)
             return
         in_turn = self._partial_bytes <= _CROWDED_BYTES or next(iter(self._partial)) == stream_id
@@ -595,11 +591,6 @@ class GrpcConnection:
             if received.crowded:
                 received.wait(self)
             self._http2.consumed(stream_id, count, grant=False)
-
-    def _too_much(self) -> MessageError:
-        """The error of a call that is refused for what the port holds; counts it."""
-        self._port.ended["received_bytes"] += 1
-        return MessageError(_RESOURCE_EXHAUSTED, _HOLDS_TOO_MUCH.format(self._port.received.most))
 
     def _discount(self, call: OpenCall) -> None:
         """Takes a call out of what is being received."""
@@ -629,32 +620,22 @@ class GrpcConnection:
         self.loop.flush_later(self)
 
     def decompress(
-        self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
+        self, call: OpenCall, message: CompressedMessage, done: Callable[[Buffer | MessageError], None]
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
-        received, size = self._port.received, len(message.data)
-        if received.total - call.counted > received.most:
-            done(self._too_much())
+        port, held = self._port, self._port.received.held
+        if held.total - call.counted > held.most:
+            done(port.refusal(held.refusal()))
             return
 
-        def work() -> None:
-            plain: bytes | MessageError
-            try:
-                plain = message.plain()
-            except MessageError as error:
-                plain = error
-            self.loop.call_soon(partial(end, plain))
+        def end(ended: Future[Buffer]) -> None:
+            self.guarded(call, lambda: done(port.decompressed(ended)))
 
-        def end(plain: bytes | MessageError) -> None:
-            received.add(-size)
-            self.guarded(call, partial(done, plain))
+        port.decompress(message, self.peer, lambda: call.ended, end)
 
-        received.add(size)
-        try:
-            self._port.decompressing.submit(work)
-        except RuntimeError:  # the port is closed
-            received.add(-size)
-            done(MessageError(UnavailableError.grpc_status, "the server is stopping"))
+    def handed(self, call: OpenCall, size: int) -> None:
+        """Stops counting a message, which its handler counts."""
+        self._port.received.count(call, self, max(call.counted - size, 0), False)
 
     def give_back(self, call: OpenCall) -> None:
         """Gives withheld bytes back to the client's window; no message waits any more."""

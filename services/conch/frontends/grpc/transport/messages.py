@@ -2,18 +2,20 @@
 
 Source: PROTOCOL-HTTP2 of the gRPC project ("Length-Prefixed-Message"): a byte that tells of compression, four
 bytes of length, the message.
-Threads and locks: one reader per call, on the loop's thread; `decompress` and `compress` anywhere.
+Threads and locks: one reader per call, on the loop's thread; `plain` and `compress` anywhere.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from conch.core.tensor import Buffer
+from conch.frontends.inflation import inflate
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = 5
@@ -44,9 +46,18 @@ class CompressedMessage(NamedTuple):
     encoding: str
     most_bytes: int
 
-    def plain(self) -> bytes:
-        """Decompresses it. Raises MessageError: it is malformed, or too large."""
-        return decompress(self.data, self.encoding, self.most_bytes)
+    def plain(self, hold: Callable[[int], object]) -> Buffer:
+        """Decompresses it; see `inflate` for `hold`. Raises MessageError: it is malformed, or too large."""
+        encoding, most_bytes = self.encoding, self.most_bytes
+        try:
+            plain, left = inflate(self.data, _WINDOW_BITS[encoding], most_bytes, hold)
+        except zlib.error as error:
+            raise MessageError(13, f"a message is no valid {encoding} data: {error}") from None
+        if len(plain) > most_bytes:
+            raise too_large(len(plain), most_bytes)
+        if left != 0:
+            raise MessageError(13, f"a message is no complete {encoding} data")
+        return plain if len(plain) >= OWN_BUFFER_BYTES else bytes(plain)
 
 
 Received = bytes | bytearray | memoryview | CompressedMessage
@@ -174,24 +185,6 @@ def _buffer_of(size: int) -> memoryview:
 def too_large(size: int, most_bytes: int) -> MessageError:
     """The error of a message over the limit; text as gRPC's C core has it."""
     return MessageError(8, f"Received message larger than max ({size} vs. {most_bytes})")
-
-
-def decompress(message: Buffer, encoding: str, most_bytes: int) -> bytes:
-    """Decompresses a message.
-
-    Raises:
-        MessageError: It is malformed, or larger than the limit.
-    """
-    machine = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        plain = machine.decompress(message, most_bytes + 1)
-        if len(plain) > most_bytes:
-            raise too_large(len(plain), most_bytes)
-        if not machine.eof or machine.unused_data:
-            raise MessageError(13, f"a message is no complete {encoding} data")
-    except zlib.error as error:
-        raise MessageError(13, f"a message is no valid {encoding} data: {error}") from None
-    return plain
 
 
 def compress(message: Buffer, encoding: str) -> bytes:

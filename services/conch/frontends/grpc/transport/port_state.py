@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from conch.core.admission import HeldBytes, Hold
 from conch.core.clock import Clock
-from conch.door.thread_pool import ThreadPool
+from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
+from conch.core.tensor import Buffer
 from conch.frontends.connections.places import Seated
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+from conch.frontends.grpc.transport.messages import CompressedMessage, MessageError
 from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 from conch.ipc.loop import IoLoop
 
@@ -30,9 +36,9 @@ _CALL_REASONS = (
     "unread_answers",
 )
 
-_DECOMPRESSING_THREADS = 1
 _TURNS_NS = 4_000_000
 """Time in a round of the loop for connections that have had a turn."""
+_SHORT_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class PortOptions:
         age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
         age_grace_ns: Time of calls after that; 0 for no limit.
         most_connections: Limit of connections; a further one takes the place of one without calls.
-        most_received_bytes: Limit of received bytes of messages that no handler has yet.
+        most_received_bytes: Limit of the bytes that are held, unless the port shares a count with others.
         least_rate: Bytes a second that a client has to send of a message, or to read of its answers.
     """
 
@@ -128,7 +134,11 @@ class PortState:
     turns: Turns
 
     def __init__(
-        self, options: PortOptions, clock: Clock, most_unread_bytes: int = MOST_UNREAD_BYTES
+        self,
+        options: PortOptions,
+        clock: Clock,
+        most_unread_bytes: int = MOST_UNREAD_BYTES,
+        held: HeldBytes | None = None,
     ) -> None:
         self.clock = clock
         self.options = options
@@ -138,10 +148,10 @@ class PortState:
         self.open_calls = OpenCalls(most_unread_bytes)
         self.connections: set[PortConnection] = set()
         # All keys from the start, as other threads read it.
-        self.decompressing = ThreadPool(_DECOMPRESSING_THREADS, "conch-grpc-inflate")
+        self.decompressing = FairPool("conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
-        self.received = ReceivedBytes(options.most_received_bytes)
+        self.received = ReceivedBytes(held or HeldBytes(options.most_received_bytes))
         self.unread_bytes = 0
         self._on_empty: Callable[[], None] | None = None
 
@@ -150,6 +160,53 @@ class PortState:
         self.loop = loop
         self.deadlines = Deadlines(loop)
         self.turns = Turns(loop, self.clock)
+
+    def decompress(
+        self,
+        message: CompressedMessage,
+        client: str,
+        gone: Callable[[], bool],
+        done: Callable[[Future[Buffer]], None],
+    ) -> None:
+        """Decompresses a message, in turns with other clients; calls `done` on the loop's thread.
+
+        Plain bytes count as they come, so that a message that becomes too large is refused then.
+        """
+        size, hold = len(message.data), Hold(self.received.held)
+
+        def end(ended: Future[Buffer]) -> None:
+            self.received.add(-size)
+            hold.release()
+            done(ended)
+
+        self.received.add(size)
+        ended: Future[Buffer] = Future()
+        try:
+            # Short ones, of 16 MB plain at most, do not wait for long ones of the same host.
+            client = client if size > _SHORT_BYTES else f"short {client}"
+            ended = self.decompressing.submit_for(client, gone, message.plain, hold.grow)
+        except RuntimeError:  # the port is closed
+            ended.cancel()
+        ended.add_done_callback(lambda ended: self.loop.call_soon(partial(end, ended)))
+
+    def decompressed(self, ended: Future[Buffer]) -> Buffer | MessageError:
+        """The message, or the error that its client gets."""
+        try:
+            return ended.result()
+        except CancelledError:
+            return MessageError(UnavailableError.grpc_status, "the server is stopping")
+        except (MessageError, ConchError) as error:
+            error.__traceback__ = None  # it has the message, and with the future is a reference cycle
+            if isinstance(error, ResourceExhaustedError):
+                return self.refusal(error)
+            if isinstance(error, ConchError):  # the client is gone
+                return MessageError(error.grpc_status, error.message)
+            return error
+
+    def refusal(self, error: ResourceExhaustedError) -> MessageError:
+        """The error of a call that is refused for what the server holds; counts it."""
+        self.ended["received_bytes"] += 1
+        return MessageError(error.grpc_status, error.message)
 
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""

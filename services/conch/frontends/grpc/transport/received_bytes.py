@@ -9,12 +9,16 @@ that waits for it. So the oldest one always ends, and the total passes the bound
 A stream whose messages wait for `read_next` is not in line for the oldest: its window stays shut until its
 handler reads, and others must not wait for that.
 
-Threads and locks: the loop's thread; other threads read `total`.
+What the server holds besides, see `HeldBytes`, leaves less room for calls, but makes no port crowded.
+
+Threads and locks: the loop's thread.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
+
+from conch.core.admission import HeldBytes
 
 
 class Holder(Protocol):
@@ -44,13 +48,13 @@ class ReceivedBytes:
     """The bytes of one port.
 
     Attributes:
-        most: The bound.
+        held: Those of the server, which has these, too.
         total: The bytes.
         crowded: True if only the oldest message's stream has its window enlarged.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, held: HeldBytes) -> None:
+        self.held = held
         self.total = 0
         self.crowded = False
         self._partial: dict[HoldingCall, Holder] = {}  # oldest first
@@ -72,9 +76,10 @@ class ReceivedBytes:
     def add(self, change: int) -> None:
         """Changes the total."""
         self.total += change
-        if self.total * 2 > self.most:
+        self.held.add(change)
+        if self.total * 2 > self.held.most:
             self.crowded = True
-        elif self.crowded and self.total * 4 <= self.most:
+        elif self.crowded and self.total * 4 <= self.held.most:
             self.crowded = False
         if self._waiting:
             self._release()
@@ -98,8 +103,8 @@ class ReceivedBytes:
         return 0 if oldest is None or self._partial[oldest] is not holder else oldest.stream_id
 
     def refuses(self, call: HoldingCall) -> bool:
-        """True if the port is over its bound and the call is not the one that may complete its message."""
-        return self.total > self.most and not (call.wanted and self.is_oldest(call))
+        """True if too much is held and the call is not the one that may complete its message."""
+        return self.held.total > self.held.most and not (call.wanted and self.is_oldest(call))
 
     def _release(self) -> None:
         if not self.crowded:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from conch.core.admission import HeldBytes
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
+from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.connections.listener import BACKLOG, Listener
 from conch.frontends.connections.wire import tls_context
@@ -38,13 +39,12 @@ _MIN_WAIT_S = 0.5
 _MS = 1_000_000
 _CONTINUATIONS = 8
 _HEADER_BLOCK_BYTES = 64 * 1024
-_LEAST_RECEIVED_BYTES = 1 << 30
 _ANY_HOSTS = ("", "0.0.0.0", "[::]")
 
 
-def own_server(options: GrpcOptions, clock: Clock) -> TransportServer:
+def own_server(options: GrpcOptions, clock: Clock, held: HeldBytes | None = None) -> TransportServer:
     """Makes the server of a port."""
-    return TransportServer(port_options(options), clock=clock, reuse_port=options.reuse_port)
+    return TransportServer(port_options(options), clock=clock, reuse_port=options.reuse_port, held=held)
 
 
 def port_options(options: GrpcOptions) -> PortOptions:
@@ -72,7 +72,6 @@ def port_options(options: GrpcOptions) -> PortOptions:
         age_ns=options.max_connection_age_ms * _MS,
         age_grace_ns=options.max_connection_age_grace_ms * _MS,
         most_connections=limits.connections or most_descriptors(GRPC_SHARES),
-        most_received_bytes=limits.received_bytes or max(memory_bytes() // 4, _LEAST_RECEIVED_BYTES),
         least_rate=limits.client_rate,
     )
 
@@ -85,6 +84,7 @@ class TransportServer:
         shared_loop: Has the loop of its sockets; held from start to stop.
         clock: Monotonic time in nanoseconds.
         reuse_port: True if other processes may listen on the same port.
+        held: Counts the bytes of the server's requests; None for those of the options.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class TransportServer:
         shared_loop: SharedLoop = IO_LOOP,
         clock: Clock = monotonic_ns,
         reuse_port: bool = False,
+        held: HeldBytes | None = None,
     ) -> None:
-        self._port = PortState(options, clock)
+        self._port = PortState(options, clock, held=held)
         self._shared_loop = shared_loop
         self._loop: IoLoop | None = None
         self._reuse_port = reuse_port
@@ -106,7 +107,7 @@ class TransportServer:
     def client_counts(self) -> ClientCounts:
         """See `RpcServer.client_counts`."""
         port = self._port
-        return ClientCounts(port.closed, port.ended, port.received.total)
+        return ClientCounts(port.closed, port.ended, port.received.held.total)
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the loop may run after the round's events."""

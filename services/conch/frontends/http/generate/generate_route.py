@@ -23,9 +23,10 @@ from conch.core.tensor import Tensor, decode_bytes
 from conch.door import operation_table as table
 from conch.door.door import Door
 from conch.door.operation_table import path_pattern
+from conch.frontends.fair_pool import AbandonedError
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
-from conch.frontends.http.http_pools import AbandonedError, Pools, loaded
+from conch.frontends.http.http_pools import Pools, loaded
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
+from conch.frontends.inflation import inflate
 
 ENCODINGS = (b"gzip", b"deflate")
 """Supported encodings of requests and responses."""
 
-_STEP = 1 << 20
 
-
-def decompressed(body: memoryview, most_bytes: int) -> bytes:
+def decompressed(body: memoryview, most_bytes: int, hold: Callable[[int], object]) -> memoryview:
     """Decompresses a body; detects the format by its header.
+
+    Args:
+        body: The compressed body.
+        most_bytes: Limit of the plain body.
+        hold: See `inflate`.
 
     Raises:
         InvalidArgumentError: The content is too large or damaged.
     """
     if not len(body):
         raise InvalidArgumentError("nothing to be decompressed")
-    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    parts: list[bytes] = []
-    size = 0
-    left: bytes | memoryview = body
     try:
-        while not inflate.eof:
-            part = inflate.decompress(left, _STEP)
-            size += len(part)
-            if size > most_bytes:
-                raise InvalidArgumentError(
-                    f"Decompressed data size exceeds the maximum allowed value of {most_bytes} bytes. Use "
-                    f"--http-max-input-size to increase the limit."
-                )
-            parts.append(part)
-            left = inflate.unconsumed_tail
-            if not (left or part or inflate.eof):
-                raise InvalidArgumentError("the compressed request body ends too early")
+        plain, left = inflate(body, zlib.MAX_WBITS | 32, most_bytes, hold)
     except zlib.error as error:
         raise InvalidArgumentError(f"the compressed request body is damaged: {error}") from None
-    return b"".join(parts)
+    if len(plain) > most_bytes:
+        raise InvalidArgumentError(
+            f"Decompressed data size exceeds the maximum allowed value of {most_bytes} bytes. Use "
+            f"--http-max-input-size to increase the limit."
+        )
+    if left is None:
+        raise InvalidArgumentError("the compressed request body ends too early")
+    return plain
 
 
 def compressed(parts: list[Buffer], encoding: bytes) -> list[Buffer]:

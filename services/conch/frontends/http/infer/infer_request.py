@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -97,14 +97,16 @@ UNREAD_HEAD = InferHead(False, None, None)
 """Head of a request whose headers are not read yet."""
 
 
-def unpacked_body(body: memoryview, head: InferHead, length: int | None, most_bytes: int) -> memoryview:
-    """The body without its compression; checks what `read_head` could not.
+def unpacked_body(
+    body: memoryview, head: InferHead, length: int | None, most_bytes: int, hold: Callable[[int], object]
+) -> memoryview:
+    """The body without its compression; checks what `read_head` could not. See `inflate` for `hold`.
 
     Raises:
         InvalidArgumentError: It is too large or damaged, or the length of its JSON is out of range.
     """
     if head.packed:
-        body = memoryview(decompressed(body, most_bytes))
+        body = decompressed(body, most_bytes, hold)
     if head.packed or length is None:
         check_head(head.json_size, len(body), most_bytes)
     return body

@@ -23,17 +23,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from conch.core.admission import Admission, Fit
+from conch.core.admission import Admission, Fit, Hold
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.door.door import Door
+from conch.frontends.fair_pool import FairPool
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
 from conch.frontends.http.http_exchange import DecodedBody, FrontReply, HttpExchange, Reply
 from conch.frontends.http.http_loop import HttpLoop
-from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_request import (
     QUICK_BODY,
     UNREAD_HEAD,
@@ -160,7 +160,7 @@ class InferRoute:
         self,
         door: Door,
         loop: HttpLoop,
-        workers: ParsingPool,
+        workers: FairPool,
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
@@ -190,7 +190,8 @@ class InferRoute:
         exchange.on_disconnect = call.abandon
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
         has_binary = not call.head.packed and (call.head.json_size or 0) > 0
-        exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
+        most_bytes = sys.maxsize if has_binary else self._most_bytes
+        exchange.read_body(most_bytes, partial(self._on_body, call), self._admission.held)
 
     def _on_body(self, call: InferCall) -> None:
         """Submits a request with its body, on the pool if that takes long."""
@@ -202,23 +203,36 @@ class InferRoute:
         body = exchange.take_body() if decoded is None else decoded
         if decoded is not None or call.head.is_short(exchange.size):
             try:
-                refusal = self._submit(call, body, True)
+                refusal = self._submit(call, body, None)
             except (LargeRegionsError, SlowTextError):
                 pass  # it takes long though it is short
             else:
                 if refusal is not None:
                     call.send(refusal)
                 return
-        if not self.run_on_pool(call, partial(self._submit, call, body, False)):
-            call.send(self._refuse(call, None, UnavailableError(_EXITING)))
+        hold = Hold(self._admission.held)
+        try:
+            hold.grow(exchange.size)
+            if not self.run_on_pool(call, partial(self._submit, call, body, hold), hold.release):
+                raise UnavailableError(_EXITING)
+        except ConchError as error:
+            hold.release()
+            call.send(self._refuse(call, None, error))
 
-    def _submit(self, call: InferCall, body: memoryview | DecodedBody, quick: bool) -> Reply | None:
+    def _submit(self, call: InferCall, body: memoryview | DecodedBody, hold: Hold | None) -> Reply | None:
         """Decodes and submits a request; returns the reply if it is refused.
 
+        Args:
+            call: The call.
+            body: Its body.
+            hold: Counts the body until it is admitted; None on the loop, for what is quick.
+
         Raises:
-            LargeRegionsError: With `quick`: the request takes long; it has no effect yet.
-            SlowTextError: With `quick`: the JSON takes long; the request has no effect yet.
+            LargeRegionsError: Without `hold`: the request takes long; it has no effect yet.
+            SlowTextError: Without `hold`: the JSON takes long; the request has no effect yet.
         """
+        quick = hold is None
+        plain_bytes = 0
         request: InferenceRequest | None = None
         fit: Fit | None = None
         exchange, names = call.exchange, (call.model_name, call.version)
@@ -227,7 +241,10 @@ class InferRoute:
                 request, call.wanted = body.request(self._respond), BinaryOutputs(body.binary)
                 request.received_ns = call.received_ns
             else:
-                body, head = unpacked_body(body, call.head, exchange.length, self._most_bytes), call.head
+                head = call.head
+                grow = _ignore if hold is None else hold.grow
+                body = unpacked_body(body, head, exchange.length, self._most_bytes, grow)
+                plain_bytes = len(body)
                 if head.json_size == 0 or not body:
                     request = InferenceRequest(*names, {}, self._respond, call.received_ns)
                     fit = partial(add_raw_tensor, body)
@@ -242,6 +259,8 @@ class InferRoute:
                         QUICK_BODY if quick else None,
                     )
             request.context = call
+            if call.head.packed:
+                request.held_bytes = plain_bytes or sum(each.nbytes for each in request.inputs.values())
             if self._forwarder is not None:
                 texts = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in exchange.headers]
                 self._forwarder.forward(request, texts)
@@ -252,6 +271,8 @@ class InferRoute:
             call.request = request
             if not quick and exchange.lost:  # while the pool decoded it; `abandon` found no request
                 self._admission.cancel(request)
+            if hold is not None:
+                hold.release()
             claim = self._admission.admit(
                 request, quick, model, exchange, exchange.size, single=DECOUPLED, fit=fit
             )
@@ -291,13 +312,19 @@ class InferRoute:
         if not self.run_on_pool(call, answer):
             self._mailbox.put(call, failure(UnavailableError(_EXITING)))
 
-    def run_on_pool(self, call: InferCall, work: Work) -> bool:
-        """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed."""
+    def run_on_pool(self, call: InferCall, work: Work, then: Callable[[], object] = lambda: None) -> bool:
+        """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed.
+
+        `then` is called at the end, also of work that does not begin as its client is gone.
+        """
         exchange = call.exchange
         try:
-            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._on_pool, call, work)
+            queued = self._workers.submit_for(
+                exchange.client, lambda: exchange.lost, self._on_pool, call, work
+            )
         except RuntimeError:
             return False
+        queued.add_done_callback(lambda _: then())
         return True
 
     def _on_pool(self, call: InferCall, work: Work) -> None:
@@ -316,6 +343,8 @@ class InferRoute:
 
     def _unread_error(self, call: InferCall) -> ConchError:
         exchange = call.exchange
+        if exchange.refusal is not None:
+            return exchange.refusal
         if exchange.chunks > MOST_CHUNKS:
             return TooManyChunksError()
         text = (
@@ -328,6 +357,10 @@ class InferRoute:
             except InvalidArgumentError as refused:
                 text = refused.message
         return UnreadBodyError(text)
+
+
+def _ignore(size: int) -> None:
+    """Counts nothing."""
 
 
 def _tensor_bytes(response: InferenceResponse | None) -> int:

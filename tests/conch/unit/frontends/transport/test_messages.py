@@ -18,7 +18,6 @@ from conch.frontends.grpc.transport.messages import (
     MessageReader,
     Received,
     compress,
-    decompress,
 )
 
 MOST = 300_000
@@ -94,13 +93,13 @@ def test_compressed(encoding: str) -> None:
         wire = framed(each, 1)
         (found,) = fed(MessageReader(MOST, encoding), wire, 0, len(wire))
         assert isinstance(found, CompressedMessage)
-        assert found.plain() == message
+        assert found.plain(lambda size: None) == message
     with pytest.raises(MessageError, match="larger than max") as raised:
-        decompress(packed, encoding, len(message) - 1)
+        CompressedMessage(packed, encoding, len(message) - 1).plain(lambda size: None)
     assert raised.value.status == 8
     for broken in (b"no " + encoding.encode(), packed[:-3], packed + b"more"):
         with pytest.raises(MessageError, match=encoding) as raised:
-            decompress(broken, encoding, MOST)
+            CompressedMessage(broken, encoding, MOST).plain(lambda size: None)
         assert raised.value.status == 13
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conch.core.admission import HeldBytes
 from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 
 
@@ -20,7 +21,7 @@ class Call:
 
 
 def test_only_the_oldest_message_may_end_over_the_bound() -> None:
-    received = ReceivedBytes(16)
+    received = ReceivedBytes(HeldBytes(16))
     oldest, other = Call(1), Call(3)
     received.count(oldest, oldest, 10, True)
     received.count(other, other, 6, True)

@@ -43,16 +43,19 @@ from tests.support.http2_peer import (
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.clock import Clock
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.tls_options import TlsOptions
-from conch.frontends.grpc.transport import grpc_connection
+from conch.frontends.grpc.transport import grpc_connection, messages
 from conch.frontends.grpc.transport.calls import UnaryCall
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.metadata import RequestHead
 from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import TransportServer
+from conch.frontends.inflation import Inflated, inflate
+from conch.frontends.yield_gil import yield_gil
 from conch.ipc.loop import IoLoop, SharedLoop
 
 MIB = 1 << 20
@@ -533,12 +536,46 @@ def test_messages_that_no_handler_reads_are_bounded(narrow: Site) -> None:
         with closing(Upload(narrow.address)) as upload:
             upload.end()
         with grpc.insecure_channel(narrow.address) as channel:
-            packed = compressible(4 * MIB)
+            packed = compressible(MIB // 4)
             channel.unary_unary(SIZE)(packed, timeout=WAIT_S, compression=grpc.Compression.Gzip)
         assert narrow.ended("received_bytes") == 3
         for _ in streams:
             narrow.waiting.get(timeout=WAIT_S).read_next()
         eventually(lambda: narrow.received_bytes == 0, "all are read")
+
+
+def test_a_message_that_decompresses_to_more_than_the_bound_is_refused_by_then(narrow: Site) -> None:
+    with grpc.insecure_channel(narrow.address) as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(SIZE)(bytes(64 * MIB), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "16777216 (--grpc-max-received-bytes)" in raised.value.details()
+    assert narrow.ended("received_bytes") == 1
+    assert narrow.received_bytes == 0
+
+
+def test_a_short_compressed_message_does_not_wait_for_long_ones_of_its_host(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    begun: queue.Queue[None] = queue.Queue()
+
+    def hold_up(data: Buffer, *arguments: Any) -> Inflated:
+        if len(data) > MIB // 4:
+            begun.put(None)
+            while not go.is_set():
+                yield_gil()
+        return inflate(data, *arguments)
+
+    monkeypatch.setattr(messages, "inflate", hold_up)
+    with grpc.insecure_channel(site.address) as channel:
+        size = channel.unary_unary(SIZE)
+        gzip = grpc.Compression.Gzip
+        long = [size.future(compressible(MIB), timeout=WAIT_S, compression=gzip) for _ in range(10)]
+        for _ in range(8):
+            begun.get(timeout=WAIT_S)
+        assert size(b"short" * 1000, timeout=WAIT_S, compression=gzip) == b"5000"
+        go.set()
+        assert [call.result() for call in long] == [b"%d" % MIB] * 10
 
 
 def test_compressed_messages_count_until_they_are_decompressed(narrow: Site) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import CancelledError
-from conch.frontends.http.http_pools import AbandonedError, ParsingPool
+from conch.frontends.fair_pool import AbandonedError, FairPool
 from conch.frontends.yield_gil import yield_gil
 
 
@@ -33,13 +33,13 @@ class Long:
 
 
 @pytest.fixture
-def pool() -> Iterator[ParsingPool]:
-    pool = ParsingPool("test-parse")
+def pool() -> Iterator[FairPool]:
+    pool = FairPool("test-parse")
     yield pool
     assert pool.close(WAIT_S)
 
 
-def flood(pool: ParsingPool, count: int) -> list[Long]:
+def flood(pool: FairPool, count: int) -> list[Long]:
     """So many long works of one client, on connections of their own."""
     works = [Long() for _ in range(count)]
     for port, work in enumerate(works):
@@ -47,7 +47,7 @@ def flood(pool: ParsingPool, count: int) -> list[Long]:
     return works
 
 
-def test_short_work_is_done_beside_long_work_of_the_same_client(pool: ParsingPool) -> None:
+def test_short_work_is_done_beside_long_work_of_the_same_client(pool: FairPool) -> None:
     works = flood(pool, 5)
     try:
         for work in works:
@@ -62,7 +62,7 @@ def test_short_work_is_done_beside_long_work_of_the_same_client(pool: ParsingPoo
             work.end.set()
 
 
-def test_another_client_has_its_turn_however_much_one_has_sent(pool: ParsingPool) -> None:
+def test_another_client_has_its_turn_however_much_one_has_sent(pool: FairPool) -> None:
     works = flood(pool, 100)
     try:
         assert pool.submit_for("10.0.0.2:1", lambda: False, lambda: 7).result(WAIT_S) == 7
@@ -73,7 +73,7 @@ def test_another_client_has_its_turn_however_much_one_has_sent(pool: ParsingPool
         assert work.begun.wait(WAIT_S), "each has its turn in the end"
 
 
-def test_work_of_a_client_that_is_gone_ends(pool: ParsingPool) -> None:
+def test_work_of_a_client_that_is_gone_ends(pool: FairPool) -> None:
     work, waits = Long(), Long()
     future = pool.submit_for("10.0.0.1:1", work.gone.is_set, work)
     assert work.begun.wait(WAIT_S)
@@ -87,7 +87,7 @@ def test_work_of_a_client_that_is_gone_ends(pool: ParsingPool) -> None:
 
 
 def test_what_has_not_begun_is_given_up_when_the_pool_closes() -> None:
-    pool = ParsingPool("test-parse")
+    pool = FairPool("test-parse")
     works = [Long() for _ in range(20)]
     futures = [pool.submit_for("10.0.0.1:1", work.gone.is_set, work) for work in works]
     assert works[0].begun.wait(WAIT_S)
@@ -103,7 +103,7 @@ def test_what_has_not_begun_is_given_up_when_the_pool_closes() -> None:
     assert futures[-1].cancelled()
 
 
-def test_a_thread_that_finds_its_job_taken_ends(pool: ParsingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_finds_its_job_taken_ends(pool: FairPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts as one of its client's threads no longer, or the client would have none left in the end.
 
     1. Thread A runs job 1; job 2 is queued, and a thread B for it.
@@ -122,7 +122,7 @@ def test_a_thread_that_finds_its_job_taken_ends(pool: ParsingPool, monkeypatch: 
 
 
 def test_work_that_gets_no_thread_is_neither_queued_nor_counted(
-    pool: ParsingPool, monkeypatch: pytest.MonkeyPatch
+    pool: FairPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the client would have no thread left after some failures, and old work would run later."""
     ran: list[int] = []
