@@ -157,7 +157,7 @@ class TlsWire:
             connected, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
         self._begun = False
-        self._step: Future[int] | None = None
+        self._step: Future[int | None] | None = None
 
     def fileno(self) -> int:
         """Its descriptor."""
@@ -168,6 +168,8 @@ class TlsWire:
         step, self._step = self._step, None
         if step is not None:
             events = step.result()
+            if events is None:
+                raise ConnectionError("TLS's handshake has failed")
         elif self._begun:
             self._begin_step(loop, connection)
             return False
@@ -186,8 +188,11 @@ class TlsWire:
             raise ConnectionError(f"no thread can be started: {error}") from None
         self._step.add_done_callback(lambda _: loop.call_soon(partial(connection.on_ready, EPOLLIN)))
 
-    def _run_step(self) -> int:
-        """Goes on with the handshake; returns the events that it waits for, none at its end."""
+    def _run_step(self) -> int | None:
+        """Goes on with the handshake; returns the events that it waits for, 0 at its end; None if it fails.
+
+        An error in a future would keep its frames, and so the socket, until the next garbage collection.
+        """
         yield_gil()  # short steps in a row would keep it from the loop
         try:
             self._socket.do_handshake()
@@ -195,10 +200,11 @@ class TlsWire:
             return EPOLLIN
         except ssl.SSLWantWriteError:
             return EPOLLOUT
+        except OSError:
+            return None
         # See RFC 9113, section 3.2.
-        if self._http2 and self._socket.selected_alpn_protocol() != "h2":
-            raise ConnectionError("the client does not offer HTTP/2")
-        return 0
+        offered = not self._http2 or self._socket.selected_alpn_protocol() == "h2"
+        return 0 if offered else None
 
     def recv(self, size: int) -> bytes:
         """Receives bytes; none at the end."""
