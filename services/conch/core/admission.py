@@ -9,7 +9,8 @@ gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
    was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
 5. Cancel, if the client left before the version knew the request.
-6. On an error, end the log line; the error is raised to the caller, whose `refuse` releases the regions.
+6. On an error, end the count and the log line; the error is raised to the caller, whose `refuse` releases
+   the regions.
 
 A request whose model is not in memory waits here, between its steps 1 and 2, or in 4 if the model has been
 evicted since. `admit` returns then, and the responder gets a later error too. `cancel` ends the wait.
@@ -285,8 +286,7 @@ class Admission:
             self._wait(cold, request, caller, bytes_in, observer, again)
             return None
         except Exception as error:  # boundary: models and caches of add-ons; raised again
-            request.let_go()
-            self._log_failure(request, error)
+            self._end_failed(request, error)
             raise
 
     def _submit_to_successor(
@@ -586,7 +586,11 @@ class Admission:
 
         request.wrap_responder(wrap, ResponderLayer.SINGLE)
 
-    def _log_failure(self, request: InferenceRequest, error: Exception) -> None:
+    def _end_failed(self, request: InferenceRequest, error: Exception) -> None:
+        """Ends the count and the log line of a request that is not admitted."""
+        if request.held is not None:
+            request.held = None
+            self.held.add(-request.held_bytes)
         watch = request.watch
         # A front end finds the text of other errors itself, see `refuse`.
         if watch is not None and (self._log is None or isinstance(error, ConchError)):

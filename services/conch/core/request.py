@@ -437,8 +437,10 @@ class InferenceRequest:
             # A rescheduled request leaves its queue when the scheduler reaches it.
             if self.state is not _QUEUED:
                 self.state = _DONE
-            if self.held is not None:
-                self.let_go()
+            held = self.held
+            if held is not None:
+                self.held = None
+                held.add(-self.held_bytes)
         self._responder(self, response, final)
 
     @property
@@ -485,12 +487,6 @@ class InferenceRequest:
         else:
             self._responder = between(self._responder)
         self.responses_wait |= layer.waits
-
-    def let_go(self) -> None:
-        """Ends the count of the request's bytes."""
-        held, self.held = self.held, None
-        if held is not None:
-            held.add(-self.held_bytes)
 
     def discard(self) -> None:
         """Releases the regions of a request that was not admitted."""

@@ -24,8 +24,8 @@ Sender = Callable[[LocalServer, int, dict[str, str]], str]
 """Sends a request of a size with parameters; returns the error, empty for none."""
 
 
-def message(size: int, parameters: dict[str, str]) -> service_pb2.ModelInferRequest:
-    made = service_pb2.ModelInferRequest(model_name="probe", raw_input_contents=[bytes(size)])
+def message(size: int, parameters: dict[str, str], model: str = "probe") -> service_pb2.ModelInferRequest:
+    made = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(size)])
     made.inputs.add(name="IN", datatype="FP32", shape=[1, size // 4])
     for name, given in parameters.items():
         made.parameters[name].string_param = given
@@ -118,6 +118,8 @@ def test_requests_count_until_they_are_answered(server: LocalServer, holder: Sen
         for thread in threads:
             thread.join(WAIT_S)
     assert errors == ["", ""]
+    with closing(RawClient(server.address)) as client, pytest.raises(grpc.RpcError):
+        client.infer(message(SIZE, {}, "absent"))
     for sender in (over_grpc, over_http):
         assert not sender(server, 2 * MOST, {}), "alone it may be of any size"
 
