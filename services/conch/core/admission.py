@@ -42,7 +42,7 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from conch.core.cold_models import ColdModelError, ColdWait, when_loaded
 from conch.core.errors import (
@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 MOST_DEPTH = 100
 """Most requests around a request: more than models need, few enough to be harmless."""
 
+COUNTED_BYTES: Final = 4096
+"""Requests with fewer bytes do not count in `HeldBytes`: each costs more than its bytes."""
 _RETRY_MS = 1000
 _TOO_MUCH = (
     "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
@@ -244,8 +246,8 @@ class Admission:
             ConchError: The request is refused, has no model, or does not fit it.
         """
         try:
-            if bytes_in and request.held is None:
-                size = request.held_bytes = request.held_bytes or bytes_in
+            if request.held is None and (size := request.held_bytes or bytes_in) >= COUNTED_BYTES:
+                request.held_bytes = size
                 self.held.take(size)
                 request.held = self.held
             if request.named_regions is not None:

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
-from conch.core.admission import HeldBytes, Hold
+from conch.core.admission import COUNTED_BYTES, HeldBytes, Hold
 from conch.core.errors import ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer
@@ -293,7 +293,8 @@ class HttpExchange:
             then()
             return
         self.then = then
-        self.body_hold = None if held is None else Hold(held)
+        short = self.length is not None and self.length < COUNTED_BYTES
+        self.body_hold = None if held is None or short else Hold(held)
         self._ask()
 
     def _ask(self) -> None:
@@ -348,7 +349,8 @@ class HttpExchange:
         self.size += len(piece)
         if self.size > UNASKED_BYTES and self.then is None and not self.body_paused:
             self.hold(True)
-        if self.size > self.most or self.chunks > MOST_CHUNKS or not self._count(len(piece)):
+        counts = self.body_hold is None or self._count(self.body_hold, len(piece))
+        if self.size > self.most or self.chunks > MOST_CHUNKS or not counts:
             self.unread = True
             self.collected = None
             self.let_go()
@@ -356,10 +358,9 @@ class HttpExchange:
             if then is not None:
                 then()
 
-    def _count(self, size: int) -> bool:
+    def _count(self, hold: Hold, size: int) -> bool:
         try:
-            if self.body_hold is not None:
-                self.body_hold.receive(size)
+            hold.receive(size)
         except ResourceExhaustedError as error:
             self.refusal = HeldBodyError(error.message)
             self.refusal.retry_after_ms = error.retry_after_ms
