@@ -105,10 +105,9 @@ def test_requests_count_until_they_are_answered(server: LocalServer, holder: Sen
 
     begun = [tmp_path / "first", tmp_path / "second"]
     threads = [threading.Thread(target=hold, args=(path,)) for path in begun]
-    for thread in threads:
-        thread.start()
     try:
-        for path in begun:
+        for path, thread in zip(begun, threads, strict=True):
+            thread.start()  # one by one: a front has its share for what it receives
             eventually(path.exists, "it runs")
         for sender in SENDERS:
             assert sender(server, SIZE, {}).endswith(REFUSED)
