@@ -98,6 +98,7 @@ MOST_PARTIAL_BYTES = 512 << 20
 MOST_ANSWER_BYTES = 512 << 20
 _SETUP_NS = 10_000_000_000
 _LINGER_NS = 1_000_000_000
+_AGED_NS = 30_000_000_000  # a busy client may need long, and nothing waits for it
 _RESERVED_NS = 5_000_000_000
 _HEALTH = frozenset(
     (
@@ -233,12 +234,16 @@ class GrpcConnection:
             self.give_up("setup")
 
     def _age(self) -> None:
-        self.drain()
+        self._drain(_AGED_NS)
         if self._port.options.age_grace_ns:
             self.after("age", self._port.options.age_grace_ns, self.close)
 
     def drain(self) -> None:
         """Asks the client to leave; closes the connection after the last call."""
+        self._drain(_LINGER_NS)
+
+    def _drain(self, patience_ns: int) -> None:
+        """Waits so long at most for the client to answer that it knows."""
         if self._state is State.HANDSHAKE:
             self.close()
         elif self._state is State.OPEN:
@@ -246,8 +251,9 @@ class GrpcConnection:
             self._leaving = True
             self._http2.go_away(ErrorCode.NO_ERROR, MOST_STREAM_ID)
             self._http2.ping(_DRAIN_PING)
-            self.after("drain", _LINGER_NS, self._go_away)
             self.loop.flush_later(self)
+        if self._state is State.DRAINING and not self._gone_away:
+            self.after("drain", patience_ns, self._go_away)
 
     def leave(self) -> None:
         """Ends it, without calls; its client has a moment to read why, until a second call."""
