@@ -20,7 +20,7 @@ from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.flow_control import UnreadBodyError
-from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
+from conch.frontends.http.http_exchange import EVENT_STREAM, Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.json_body import JSON, error_reply, json_reply, read_body
@@ -35,7 +35,7 @@ from conch_console.model_views import ModelViews
 from conch_console.server_views import ServerViews
 from conch_console.static_files import StaticFiles
 from conch_console.trace_sampling import TraceSampling
-from conch_console.try_route import EVENTS, TryRoute
+from conch_console.try_route import TryRoute
 
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -260,7 +260,7 @@ class ConsoleRoutes:
         viewer.on_dropped = task.cancel  # it waits for the client to read, and the connection ends with it
         try:
             exchange.on_disconnect = viewer.end
-            exchange.begin_response(200, [EVENTS, (b"x-accel-buffering", b"no")], b":\n\n")
+            exchange.begin_response(200, EVENT_STREAM, b":\n\n")
             while text := await viewer.take():
                 try:
                     user = self._parts.access.renew(exchange, user)

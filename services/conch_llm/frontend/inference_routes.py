@@ -13,6 +13,7 @@ from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.door.door import Door
+from conch.frontends.http.http_exchange import EVENT_STREAM
 from conch.frontends.http.http_pools import Pools
 from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
 from conch_llm.contract import (
@@ -127,7 +128,7 @@ class InferenceRoutes:
         if not kind.startswith("text/event-stream"):
             call.respond(answer.status, headers, await _whole(answer))
             return
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        headers += EVENT_STREAM[1:]
         parts = NativeParts(answer)
         pieces = await parts.take()
         stream = EventStream(call.exchange, parts, self._streams)
