@@ -107,18 +107,15 @@ def site_of(made: Pools, **core: Any) -> Iterator[Site]:
 
 
 def test_health(site: Site, made: Pools) -> None:
-    for path in (
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/m/ready",
-        "/v2/models/m/versions/1/ready",
-    ):
-        assert site.rest("GET", path) == (200, None), path
-    for path in ("/v2/models/none/ready", "/v2/models/m/versions/2/ready"):
-        assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
+    assert site.rest("GET", "/v2/health/live") == (200, {"live": True})
+    assert site.rest("GET", "/v2/health/ready") == (200, {"ready": True})
+    for path in ("/v2/models/m/ready", "/v2/models/m/versions/1/ready"):
+        assert site.rest("GET", path) == (200, {"name": "m", "ready": True}), path
+    assert site.rest("GET", "/v2/models/none/ready") == (400, {"name": "none", "ready": False})
+    assert site.rest("GET", "/v2/models/m/versions/2/ready") == (400, {"name": "m", "ready": False})
     assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
     with site_of(made, ready=lambda: False) as other:
-        assert other.rest("GET", "/v2/health/ready") == (400, None)
+        assert other.rest("GET", "/v2/health/ready") == (400, {"ready": False})
 
 
 def test_the_page_for_people_links_what_there_is(site: Site) -> None:

@@ -32,6 +32,7 @@ from conch.door.operation_handlers import (
     CudaRegistration,
     LabelChange,
     LoadRequest,
+    ModelMetadata,
     ModelRequest,
     RolloutChange,
     RolloutStart,
@@ -67,13 +68,13 @@ class _Form:
 
     Attributes:
         read: Reads the plain request.
-        write: Writes the result.
+        write: Writes the result, of a path.
         check: Raises before the body is read.
     """
 
     operation: table.Operation[Any, Any]
     read: Callable[[HttpExchange, Path], Awaitable[Any]]
-    write: Callable[[Any], Reply]
+    write: Callable[[Any, Path], Reply]
     check: Callable[[Path], None] = lambda path: None
 
 
@@ -162,7 +163,7 @@ def _endpoint(form: _Form, door: Door, guard: AccessGuard) -> RouteHandler:
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
-        return form.write(await result_of(begin))
+        return form.write(await result_of(begin), path)
 
     return answer
 
@@ -207,18 +208,20 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
 
     return [
-        _Form(table.SERVER_METADATA, _nothing, lambda server: json_reply(json.server_object(server))),
-        _Form(table.SERVER_LIVE, _nothing, _status),
-        _Form(table.SERVER_READY, _nothing, _status),
+        _Form(table.SERVER_METADATA, _nothing, lambda server, path: json_reply(json.server_object(server))),
+        _Form(table.SERVER_LIVE, _nothing, lambda live, path: _status({"live": live}, live)),
+        _Form(table.SERVER_READY, _nothing, lambda ready, path: _status({"ready": ready}, ready)),
         _Form(table.ALL_STATISTICS, _model, _statistics),
-        _Form(table.MODEL_METADATA, _model, lambda metadata: json_reply(json.metadata_object(metadata))),
+        _Form(
+            table.MODEL_METADATA, _model, lambda metadata, path: json_reply(json.metadata_object(metadata))
+        ),
         _Form(table.MODEL_READY, _model, _model_status),
-        _Form(table.MODEL_CONFIG, _model, lambda spec: json_reply(spec.config)),
+        _Form(table.MODEL_CONFIG, _model, lambda spec, path: json_reply(spec.config)),
         _Form(table.MODEL_STATISTICS, _model, _statistics),
         _Form(table.TRACE_SETTINGS, _traced_model, _trace),
         _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace),
-        _Form(table.LOG_SETTINGS, _nothing, json_reply),
-        _Form(table.UPDATE_LOG_SETTINGS, log_changes, json_reply),
+        _Form(table.LOG_SETTINGS, _nothing, _settings),
+        _Form(table.UPDATE_LOG_SETTINGS, log_changes, _settings),
         _Form(table.REPOSITORY_INDEX, index, _list_of(json.entry_object)),
         _Form(table.LOAD_MODEL, load_model, _done, _check_repository),
         _Form(table.UNLOAD_MODEL, unload_model, _done, _check_repository),
@@ -249,7 +252,7 @@ def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]]) -> list[_F
     async def delete(exchange: HttpExchange, path: Path) -> RolloutChange:
         return RolloutChange(path["model"], "delete")
 
-    def reply(report: RolloutReport) -> Reply:
+    def reply(report: RolloutReport, path: Path) -> Reply:
         return json_reply(report.as_object())
 
     return [
@@ -280,28 +283,36 @@ async def _region(exchange: HttpExchange, path: Path) -> str:
     return path["region"]
 
 
-def _status(passed: bool) -> Reply:
-    return empty_reply(200 if passed else 400)
+def _metadata(metadata: ModelMetadata, path: Path) -> Reply:
+    return json_reply(json.metadata_object(metadata))
 
 
-def _model_status(ready: bool) -> Reply:
-    return empty_reply() if ready else text_error("Model version not ready", 400)
+def _status(status: Mapping[str, object], passed: bool) -> Reply:
+    return json_reply(status, 200 if passed else 400)
 
 
-def _done(result: None) -> Reply:
+def _model_status(ready: bool, path: Path) -> Reply:
+    return _status({"name": path["model"], "ready": ready}, ready)
+
+
+def _done(result: None, path: Path) -> Reply:
     return empty_reply()
 
 
-def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
+def _settings(settings: Any, path: Path) -> Reply:
+    return json_reply(settings)
+
+
+def _trace(settings: Mapping[str, Sequence[str]], path: Path) -> Reply:
     return json_reply(json.trace_object(settings))
 
 
-def _statistics(models: list[VersionStatistics]) -> Reply:
+def _statistics(models: list[VersionStatistics], path: Path) -> Reply:
     return json_reply({"model_stats": [json.statistics_object(model) for model in models]})
 
 
-def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:
-    return lambda items: json_reply([convert(item) for item in items])
+def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any], Path], Reply]:
+    return lambda items, path: json_reply([convert(item) for item in items])
 
 
 def _load_parameters(body: memoryview) -> dict[str, LoadParameter]:
