@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -164,12 +164,11 @@ class ConsoleRoutes:
         handler = handlers[exchange.method]
         if exchange.method not in ("GET", "HEAD"):
             access.check_origin(exchange.fields)
-        given = {name: unquote(text) for name, text in path.items()}
         if need is Need.NOTHING:
-            return await handler(exchange, **given)
-        user = access.admit(exchange, need, action, given.get("model", ""))
+            return await handler(exchange, **path)
+        user = access.admit(exchange, need, action, path.get("model", ""))
         exchange.access = user.grant
-        return await handler(exchange, user, **given)
+        return await handler(exchange, user, **path)
 
     def _audited(self, action: str, model: str, work: Callable[..., Any], user: User, *arguments: Any) -> Any:
         """Does what a user has asked for, and audits it; on the pool."""

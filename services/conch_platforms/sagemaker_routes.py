@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import orjson
 
@@ -191,7 +191,7 @@ class _SageMakerHandlers:
 
     def invocations(self, exchange: HttpExchange) -> Any:
         model = self._platform.default_model or UNSPECIFIED_MODEL
-        path = f"/v2/models/{model}/{self._platform.inference_type}"
+        path = f"/v2/models/{quote(model, safe='')}/{self._platform.inference_type}"
         return self._inference(exchange, lambda: self._api.alias(exchange, path))
 
     def invoke(self, exchange: HttpExchange, model: str) -> Any:

@@ -226,7 +226,7 @@ def test_trace_settings(client: triton.InferenceServerClient) -> None:
         ("/v2/health/live", [], 200, '{"live":true}'),
         ("/v2/models/none/ready", [], 400, '{"name":"none","ready":false}'),
         ("/v2/", [], 404, '{"error":"Not Found"}'),
-        ("/v2/models/%70robe", [], 404, '{"error":"Request for unknown model: \'%70robe\' is not found"}'),
+        ("/v2/models/%70robe/ready", [], 200, '{"name":"probe","ready":true}'),
         ("/v2/models/probe/", [], 404, '{"error":"Not Found"}'),
         ("/v2/health/live", ["-X", "POST"], 405, '{"error":"Method Not Allowed"}'),
         ("/v2/repository/index", [], 405, '{"error":"Method Not Allowed"}'),

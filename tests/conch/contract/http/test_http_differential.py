@@ -32,7 +32,6 @@ GETS = [
     "/v2/models/none/ready",
     "/v2/models/probe/ready",
     "/v2/models/probe/versions/9/ready",
-    "/v2/models/pro%62e",
     "/v2/models/probe/versions/99999999999999999999/ready",
     "/v2/models/probe/versions/0/stats",
     "/v2/models/probe/config",

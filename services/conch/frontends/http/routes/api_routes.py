@@ -403,10 +403,8 @@ def page(server: str, version: str, models: list[tuple[str, int]], console: str 
 
 
 def _model_links(name: str, version: int) -> str:
-    path = f"/v2/models/{name}/versions/{version}"
+    path = f"/v2/models/{quote(name, safe='')}/versions/{version}"
     text = f"{escape(name)}, version {version}"
-    if quote(path) != path:
-        return text  # paths are not decoded, so no link leads there
     return ": ".join((text, ", ".join(_link(path + suffix, what) for suffix, what in _OF_MODELS)))
 
 

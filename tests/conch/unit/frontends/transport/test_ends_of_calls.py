@@ -51,7 +51,7 @@ ENDS = {
     "stream, late, window shut after a message": (
         "Busy", SOON, 2 * LONG, False, f"HEADERS 200, DATA, HEADERS 4 end, {UNWANTED}"
     ),
-    "stream, late, within a message": ("Busy", SOON, 2 * ONE + LONG, False, "HEADERS 200, DATA, RST_STREAM 8"),
+    "stream, late, in a message": ("Busy", SOON, 2 * ONE + LONG, False, "HEADERS 200, DATA, RST_STREAM 8"),
 }  # fmt: skip
 
 
