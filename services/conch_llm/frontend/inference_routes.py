@@ -66,7 +66,7 @@ class InferenceRoutes:
     ) -> None:
         self._door = door
         self._admission = admission
-        texts = TextModels(door.models, pools, settings.texts)
+        self._texts = texts = TextModels(door.models, pools, settings.texts)
         self._calls = ModelCalls(door, admission, clock, texts.counter, texts.run)
         self._streams = OpenStreams()
         generation = GenerationRoutes(self._calls, texts, self._streams, settings)
@@ -82,6 +82,14 @@ class InferenceRoutes:
             TOKENIZE: tokens.tokenize,
             DETOKENIZE: tokens.detokenize,
         }
+
+    async def entry(self, model: NamedModel) -> dict[str, Any]:
+        """Entry of a model in the list of models; one that takes text chats only if it has a template."""
+        entry, can = model.entry(), model.capability
+        text = can.takes_text(CHAT) and not can.takes_body(CHAT)
+        if text and not await self._texts.has_template(model.servable):
+            entry["capabilities"].remove("chat")
+        return entry
 
     def check_open(self) -> None:
         """Raises UnavailableError: the port, or the server, takes no requests to models."""

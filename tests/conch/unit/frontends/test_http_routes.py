@@ -142,6 +142,13 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
     assert '<a href="http://127.0.0.1:8004">console</a>' in home_page("s", "1", [], "http://127.0.0.1:8004")
 
 
+@pytest.mark.parametrize("path", ["rollout", "rollout/promote"])
+def test_malformed_json_of_own_routes_is_the_clients_fault(site: Site, path: str) -> None:
+    status, body = site.rest("POST", f"/v2/repository/models/m/{path}", b"{")
+    assert (status, body["error"][:39]) == (400, "failed to parse the request JSON buffer")
+    assert site.rest("PUT", "/v2/repository/models/m/labels/a", b"{")[0] == 400
+
+
 def test_segments_of_paths_are_decoded(site: Site) -> None:
     assert site.rest("GET", "/v2/models/%61/ready") == (200, {"name": "a", "ready": True})
     for path, name in (("a%2Fready", "a/ready"), ("x+%2B%FF", "x++\ufffd")):

@@ -55,6 +55,7 @@ from conch.frontends.http.json_body import (
     text_error,
 )
 from conch.frontends.http.jsontext.json_loader import load
+from conch.frontends.http.jsontext.json_scanner import JsonSyntaxError
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import operation_json as json
 
@@ -185,8 +186,14 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
     async def unload_model(exchange: HttpExchange, path: Path) -> UnloadRequest:
         return UnloadRequest(path["model"], json.unload_dependents(await body_of(exchange)))
 
+    async def own_body_of(exchange: HttpExchange) -> Any:
+        try:
+            return await body_of(exchange)
+        except JsonSyntaxError as error:  # INTERNAL, as in Triton, is for Triton's routes
+            raise InvalidArgumentError(error.message) from None
+
     async def label_change(exchange: HttpExchange, path: Path) -> LabelChange:
-        version = json.label_version(await body_of(exchange))
+        version = json.label_version(await own_body_of(exchange))
         return LabelChange(path["model"], path["label"], version)
 
     async def log_changes(exchange: HttpExchange, path: Path) -> Any:
@@ -227,7 +234,7 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
         _Form(table.UNLOAD_MODEL, unload_model, _done, _check_repository),
         _Form(table.SET_LABEL, label_change, _done, _check_repository),
         _Form(table.REMOVE_LABEL, _label, _done, _check_repository),
-        *_rollout_forms(body_of),
+        *_rollout_forms(own_body_of),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
