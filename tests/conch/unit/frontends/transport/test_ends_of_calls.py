@@ -74,7 +74,7 @@ def response(peer: Http2Peer) -> list[str]:
             continue
         words = [FrameType(frame.kind).name]
         if frame.kind == FrameType.HEADERS:
-            fields = dict(decoder.decode(frame.payload))
+            fields = {str(name): str(value) for name, value in decoder.decode(frame.payload)}
             words += [fields[name] for name in (":status", "grpc-status") if name in fields]
         elif frame.kind == FrameType.RST_STREAM:
             words.append(str(frame.code))
