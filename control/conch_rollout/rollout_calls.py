@@ -11,7 +11,7 @@ from conch.core.rollouts import ROLLOUT_ACTIONS, RolloutReport, RolloutSide, Rol
 from conch.core.version_text import check_label
 from conch_control.managed_rollouts import Counts
 from conch_rollout.guards import p99_ns
-from conch_rollout.rollout_file import NEWEST, WHOLE, Declaration, as_json, check_declaration
+from conch_rollout.rollout_file import NEWEST, STABLE, WHOLE, Declaration, as_json, check_declaration
 from conch_rollout.rollout_loop import RolloutLoop, RolloutStatus
 from conch_rollout.rollout_state import RESTING, RolloutCommand, State, Transition
 
@@ -170,7 +170,7 @@ class RolloutCalls(ABC):
             tuple(self._sides(model, status)),
             status.window.compared,
             status.window.mismatched,
-            dict(status.declaration.labels),
+            _shown_labels(status),
             fields.get("rollout", {}),
             tuple(map(transition_of, status.history)),
             self._shadow_report(model),
@@ -234,6 +234,14 @@ def transition_of(transition: Transition) -> RolloutTransition:
 
 def _percent(share: int) -> float:
     return share * 100 / WHOLE
+
+
+def _shown_labels(status: RolloutStatus) -> dict[str, int]:
+    """The declared labels; after a promotion ``stable`` names another version than it was declared with."""
+    labels, stable = dict(status.declaration.labels), status.progress.stable
+    if STABLE in labels and stable is not None:
+        labels[STABLE] = stable
+    return labels
 
 
 def _share(weight: float) -> int:

@@ -77,6 +77,12 @@ LEAST_EXTENSION_NS = 60_000_000_000
 _MOST_REFUSED = 100
 _STEPPING = frozenset({State.STEP, State.PAUSED})
 _SHARING = _STEPPING | {State.SPLIT}
+_ENDS = {
+    **dict.fromkeys(LIVE, "promote or abort it first"),
+    State.BAKING: "wait until the time of 'keep' is over, or roll it back first",
+    State.SPLIT: "delete it first",
+}
+"""Ways to end a rollout that stands in the way of another one."""
 _ALARMING = frozenset({State.FAILED, State.ABORTING, State.ROLLING_BACK})
 _NOTHING = VersionSight()
 
@@ -167,7 +173,7 @@ class RolloutPlan:
         split = () if declaration.rollout is None else declaration.rollout.split
         changes_split = bool(split) and self.progress.state is State.SPLIT
         if self.progress.state not in RESTING and not begun and not changes_split:
-            self._fail(f"is {self.progress.state.value} already")
+            self._fail_begun()
         for version, _ in split:
             if not self._state_of(version).exists:
                 self._fail(f"can't split: version {version} is not in the repository")
@@ -267,7 +273,7 @@ class RolloutPlan:
     def _start(self, again: bool) -> None:
         progress = self.progress
         if progress.state not in RESTING:
-            self._fail(f"is {progress.state.value} already")
+            self._fail_begun()
         rollout = self.declaration.rollout
         if rollout is None:
             self._fail("is not declared; give a candidate and steps")
@@ -334,6 +340,10 @@ class RolloutPlan:
                 f"the rollout of '{self.model}' is declared in {ROLLOUT_FILE}; change it there, or in the "
                 f"model's repository"
             )
+
+    def _fail_begun(self) -> NoReturn:
+        state = self.progress.state
+        self._fail(f"is {state.value} already; {_ENDS.get(state, 'wait until it has ended')}")
 
     def _fail(self, text: str) -> NoReturn:
         raise FailedPreconditionError(f"the rollout of '{self.model}' {text}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -20,7 +20,7 @@ from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.door.thread_pool import ThreadPool
 from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.flow_control import UnreadBodyError
-from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
+from conch.frontends.http.http_exchange import EVENT_STREAM, Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.json_body import JSON, error_reply, json_reply, read_body
@@ -35,7 +35,7 @@ from conch_console.model_views import ModelViews
 from conch_console.server_views import ServerViews
 from conch_console.static_files import StaticFiles
 from conch_console.trace_sampling import TraceSampling
-from conch_console.try_route import EVENTS, TryRoute
+from conch_console.try_route import TryRoute
 
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -164,12 +164,11 @@ class ConsoleRoutes:
         handler = handlers[exchange.method]
         if exchange.method not in ("GET", "HEAD"):
             access.check_origin(exchange.fields)
-        given = {name: unquote(text) for name, text in path.items()}
         if need is Need.NOTHING:
-            return await handler(exchange, **given)
-        user = access.admit(exchange, need, action, given.get("model", ""))
+            return await handler(exchange, **path)
+        user = access.admit(exchange, need, action, path.get("model", ""))
         exchange.access = user.grant
-        return await handler(exchange, user, **given)
+        return await handler(exchange, user, **path)
 
     def _audited(self, action: str, model: str, work: Callable[..., Any], user: User, *arguments: Any) -> Any:
         """Does what a user has asked for, and audits it; on the pool."""
@@ -260,7 +259,7 @@ class ConsoleRoutes:
         viewer.on_dropped = task.cancel  # it waits for the client to read, and the connection ends with it
         try:
             exchange.on_disconnect = viewer.end
-            exchange.begin_response(200, [EVENTS, (b"x-accel-buffering", b"no")], b":\n\n")
+            exchange.begin_response(200, EVENT_STREAM, b":\n\n")
             while text := await viewer.take():
                 try:
                     user = self._parts.access.renew(exchange, user)

@@ -36,7 +36,7 @@ from conch.core.response_errors import unsendable
 from conch.core.tensor import Array, Tensor, decode_bytes, float_array
 from conch.door.door import Door
 from conch.door.thread_pool import ThreadPool
-from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_exchange import EVENT_STREAM, HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
 from conch.frontends.http.infer.infer_response import HEAD_LENGTH
@@ -44,7 +44,6 @@ from conch.frontends.http.json_body import read_body
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 
-EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _COMMENT: Final = b":\n\n"
 MOST_TRIES: Final = 32
 """Requests of one principal that run at a time."""
@@ -102,8 +101,7 @@ class TryRoute:
             except ConchError as error:
                 self._admission.refuse(call.request, error, exchange, len(body), received)
                 raise
-            headers: Headers = [EVENTS, (b"x-accel-buffering", b"no")]
-            exchange.begin_response(200, headers, _COMMENT)
+            exchange.begin_response(200, EVENT_STREAM, _COMMENT)
             await call.send_all(exchange, request)
             if not exchange.lost:
                 exchange.end()

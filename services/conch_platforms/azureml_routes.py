@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import quote
 
 from conch.core.errors import ConchError
 from conch.door import operation_table as table
@@ -51,7 +52,8 @@ class AzureMlPlatform(RouteProvider):
                 return api.alias(exchange, probes[path])
             if path == self.scoring_route:
                 try:
-                    path = f"/v2/models/{self.default_model or only_model(api.door)}/infer"
+                    model = self.default_model or only_model(api.door)
+                    path = f"/v2/models/{quote(model, safe='')}/infer"
                 except ConchError as error:
                     exchange.respond(*error_reply(error))
                     return None

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import orjson
 
 from conch.access.principals import CONTROLS, INFERS, OPEN, READS
-from conch.core.errors import ConchError, InvalidArgumentError, ModelMemoryError, UnavailableError
+from conch.core.errors import ConchError, InvalidArgumentError, ModelMemoryError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Buffer
 from conch.door import operation_table as table
@@ -129,10 +129,13 @@ class SageMakerPlatform(RouteProvider):
         routes = [
             _route(handlers.ping, PING),
             _route(handlers.invocations, INVOCATIONS),
-            _route(handlers.invoke, INVOKE),
-            _route(handlers.models, LIST_MODELS, LOAD_MODEL),
-            _route(handlers.model, GET_MODEL, UNLOAD_MODEL),
         ]
+        if handlers.loaded is not None:
+            routes += [
+                _route(handlers.invoke, INVOKE),
+                _route(handlers.models, LIST_MODELS, LOAD_MODEL),
+                _route(handlers.model, GET_MODEL, UNLOAD_MODEL),
+            ]
         return RouteTable(routes, api.guard, api.refusals, unmatched=_refuse_path)
 
 
@@ -182,16 +185,16 @@ class _SageMakerHandlers:
         self._api = api
         self._hooks = _Hooks(platform.sessions)
         root, archives = platform.models_root, api.door.archives
-        self._loaded: SageMakerModels | None = None
+        self.loaded: SageMakerModels | None = None
         if root is not None and archives is not None:
-            self._loaded = SageMakerModels(archives, root, platform.default_model)
+            self.loaded = SageMakerModels(archives, root, platform.default_model)
 
     def ping(self, exchange: HttpExchange) -> Answering:
         return self._api.alias(exchange, f"/v2/health/{self._platform.ping_mode}")
 
     def invocations(self, exchange: HttpExchange) -> Any:
         model = self._platform.default_model or UNSPECIFIED_MODEL
-        path = f"/v2/models/{model}/{self._platform.inference_type}"
+        path = f"/v2/models/{quote(model, safe='')}/{self._platform.inference_type}"
         return self._inference(exchange, lambda: self._api.alias(exchange, path))
 
     def invoke(self, exchange: HttpExchange, model: str) -> Any:
@@ -242,10 +245,8 @@ class _SageMakerHandlers:
 
     @property
     def _registry(self) -> SageMakerModels:
-        """The loaded models. Raises UnavailableError: this is no multi-model endpoint."""
-        if self._loaded is None:
-            raise UnavailableError("this is no multi-model endpoint: --sagemaker-multi-model makes it one")
-        return self._loaded
+        assert self.loaded is not None, "its routes are those of a multi-model endpoint"
+        return self.loaded
 
     def models(self, exchange: HttpExchange) -> Any:
         if exchange.method == "GET":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import quote
 
 from conch.core.errors import ConchError
 from conch.door import operation_table as table
@@ -13,6 +14,7 @@ from conch.door.operation_table import Endpoint, Operation, path_pattern
 from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ExchangeHooks, Headers, HttpExchange
+from conch.frontends.http.http_routing import wrong_method
 from conch.frontends.http.json_body import empty_reply, error_reply, text_error
 from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
 from conch_platforms.binary_mime import BinaryMime
@@ -87,7 +89,7 @@ class _VertexAiHandler:
             exchange.respond(*empty_reply(400))
             return None
         if exchange.method != "POST":
-            exchange.respond(*text_error("Method Not Allowed", 405))
+            exchange.respond(*wrong_method(["POST"]))
             return None
         redirect = exchange.fields.get(_REDIRECT)
         if redirect is not None:
@@ -97,7 +99,7 @@ class _VertexAiHandler:
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None
-        return self._infer(exchange, f"/v2/models/{model}/infer")
+        return self._infer(exchange, f"/v2/models/{quote(model, safe='')}/infer")
 
     def _infer(self, exchange: HttpExchange, path: str) -> Answering:
         try:

@@ -117,6 +117,13 @@ PROXIES = {
     "haproxy": Proxy(lambda: _found("haproxy"), _HAPROXY, ("-db", "-f", "{config}")),
 }
 
+HTTP_NGINX = Proxy(
+    PROXIES["nginx"].program,
+    _NGINX.replace(" http2;", ";").replace("grpc_pass grpc:", "proxy_pass http:"),
+    PROXIES["nginx"].arguments,
+)
+"""nginx before the HTTP port, which buffers responses by default."""
+
 
 @contextmanager
 def proxy_to(program: str, proxy: Proxy, target: int, directory: Path) -> Iterator[int]:

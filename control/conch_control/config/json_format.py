@@ -165,6 +165,12 @@ def _convert_field(value: Any, field: FieldDescriptor, leaf: _Leaf) -> Any:
         return value  # left to the parser to refuse
     if nested.GetOptions().map_entry:
         values = nested.fields_by_name["value"]
+        for key, element in value.items():
+            if values.message_type is not None and isinstance(element, str):  # protobuf would name a letter
+                members = ", ".join(each.name for each in values.message_type.fields)
+                raise InvalidArgumentError(
+                    f'{field.name}["{key}"]: expected an object with {members}, not a text'
+                )
         return {key: _convert_field(element, values, leaf) for key, element in value.items()}
     return _convert(value, nested, leaf)
 

@@ -198,7 +198,7 @@ class Agent:
                 names = scan.identified(name)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
-            raise PollError(name, wrong.message) from wrong
+            raise PollError(name, wrong.message, True) from wrong
         errors = self._load(names, scan, overrides)
         for each in names:
             error = errors.get(each)

@@ -30,10 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class PollError(InternalError):
-    """A model's definition can't be read; `reason` is for operators, the message for clients."""
+    """A model's definition can't be read; `reason` is for operators.
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"failed to load '{name}', failed to poll from model repository")
+    Where config or parameters are wrong, which is no secret of the machine's, the message ends with it.
+    """
+
+    def __init__(self, name: str, reason: str, shown: bool = False) -> None:
+        text = f"failed to load '{name}', failed to poll from model repository"
+        super().__init__(f"{text}: {reason}" if shown else text)
         self.reason = reason
 
 
@@ -105,7 +109,7 @@ def read_definition(
     except (ConchError, OSError) as error:
         reason = error.message if isinstance(error, ConchError) else str(error)
         log.error("Poll failed for model directory '%s': %s", name, reason)
-        raise PollError(name, reason) from error
+        raise PollError(name, reason, isinstance(error, ConchError)) from error
 
 
 def _read_config(

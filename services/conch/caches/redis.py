@@ -128,7 +128,9 @@ def open_redis(given: Mapping[str, str], environment: Mapping[str, str] = os.env
         cache.check()
     except (redis.RedisError, OSError, ValueError) as error:
         cache.close()
-        raise InternalError(f"Failed to initialize RedisCache: {error}") from error
+        code = getattr(error, "status_code", None)  # which redis-py takes off the text
+        reason = f"{code} {error}" if code else str(error)
+        raise InternalError(f"Failed to initialize RedisCache: {reason}") from error
     return cache
 
 

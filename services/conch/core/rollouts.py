@@ -79,7 +79,7 @@ class RolloutReport:
         sides: Counters of the window, by version.
         compared: Shadow pairs of the window that were compared.
         mismatched: Those of them that differ.
-        labels: Versions by label, as declared.
+        labels: Versions by declared label; ``stable`` as it is now.
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
         shadow_report: Report of the newest shadow, see `Shadow.as_json`; empty without one.

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InternalError, UnavailableError
@@ -611,7 +612,7 @@ def _infer_target(exchange: HttpExchange, most_bytes: int) -> tuple[tuple[str, s
         return None
     if head.json_size == 0 or (head.packed and length > most_bytes):  # of a raw request only the model says
         return None
-    return (found["model"], found["version"] or ""), head
+    return (unquote(found["model"]), found["version"] or ""), head
 
 
 def _binary(wanted: BinaryOutputs, request: InferenceRequest) -> bool | None:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_exchange import EVENT_STREAM, Headers, HttpExchange
 from conch_llm.calls.generation import Generation
 from conch_llm.calls.model_calls import NativeAnswer
 from conch_llm.deltas import Delta
@@ -28,11 +28,6 @@ SILENCE_S = 15.0
 """Seconds without an event after which a comment is sent: proxies close connections that are silent."""
 COMMENT = b":\n\n"
 _OF_A_DELTA = 64  # characters that a delta counts besides its text
-_EVENTS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class OpenStreams:
@@ -171,7 +166,7 @@ class EventStream(Generic[T]):
 
     def begin(self, status: int = 200, headers: Headers | None = None) -> None:
         """Sends status and headers."""
-        self._exchange.begin_response(status, headers or list(_EVENTS), COMMENT)
+        self._exchange.begin_response(status, headers or EVENT_STREAM, COMMENT)
         self._streams.add(self)
 
     async def send(self, parts: Sequence[T]) -> Sequence[T] | None:

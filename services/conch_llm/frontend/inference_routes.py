@@ -13,6 +13,7 @@ from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.door.door import Door
+from conch.frontends.http.http_exchange import EVENT_STREAM
 from conch.frontends.http.http_pools import Pools
 from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
 from conch_llm.contract import (
@@ -65,7 +66,7 @@ class InferenceRoutes:
     ) -> None:
         self._door = door
         self._admission = admission
-        texts = TextModels(door.models, pools, settings.texts)
+        self._texts = texts = TextModels(door.models, pools, settings.texts)
         self._calls = ModelCalls(door, admission, clock, texts.counter, texts.run)
         self._streams = OpenStreams()
         generation = GenerationRoutes(self._calls, texts, self._streams, settings)
@@ -81,6 +82,14 @@ class InferenceRoutes:
             TOKENIZE: tokens.tokenize,
             DETOKENIZE: tokens.detokenize,
         }
+
+    async def entry(self, model: NamedModel) -> dict[str, Any]:
+        """Entry of a model in the list of models; one that takes text chats only if it has a template."""
+        entry, can = model.entry(), model.capability
+        text = can.takes_text(CHAT) and not can.takes_body(CHAT)
+        if text and not await self._texts.has_template(model.servable):
+            entry["capabilities"].remove("chat")
+        return entry
 
     def check_open(self) -> None:
         """Raises UnavailableError: the port, or the server, takes no requests to models."""
@@ -127,7 +136,7 @@ class InferenceRoutes:
         if not kind.startswith("text/event-stream"):
             call.respond(answer.status, headers, await _whole(answer))
             return
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        headers += EVENT_STREAM[1:]
         parts = NativeParts(answer)
         pieces = await parts.take()
         stream = EventStream(call.exchange, parts, self._streams)

@@ -71,6 +71,10 @@ class WrongMethodError(InvalidArgumentError):
 
     http_status = 405
 
+    def __init__(self, route: str, method: str) -> None:
+        super().__init__(f"Method Not Allowed: {route} takes {method}")
+        self.method = method
+
 
 class _Form(NamedTuple):
     status: int
@@ -127,6 +131,8 @@ def openai_error(error: ConchError, fields: Container[str] = ()) -> Reply:
     headers = [JSON]
     if form.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, WrongMethodError):
+        headers.append((b"allow", error.method.encode()))
     if form.status in (429, 503):
         wait_ms = _RETRY_AFTER_MS if error.retry_after_ms is None else error.retry_after_ms
         headers += [

@@ -125,7 +125,7 @@ class OpenAiHandler:
 
     def _check(self, exchange: HttpExchange, route: _Route) -> None:
         if exchange.method != route.method:
-            raise WrongMethodError(f"Method Not Allowed: {route.name} takes {route.method}")
+            raise WrongMethodError(route.name, route.method)
         self._access.admit(exchange, route.category, route.roles, route.action, route.model)
         if route.method == "POST" and route.category != "inference":
             page = cross_origin_reason(exchange.fields)
@@ -193,7 +193,7 @@ class OpenAiHandler:
     async def _list(self, call: OpenAiCall) -> None:
         every = parse_qs(call.exchange.query).get("all", ["0"])[-1].lower() in ("1", "true")
         entries = [
-            model.entry()
+            await self._inference.entry(model)
             for model in self._names.all()
             if (every or model.capability.speaks) and self._access.shows(call.exchange, ANY, model.own_name)
         ]
@@ -203,7 +203,7 @@ class OpenAiHandler:
         found = self._access.model(call.exchange, model, ANY)
         if found is None:
             raise UnavailableError(f"The model `{model}` is not in memory: a request to it loads it")
-        call.reply(found.entry())
+        call.reply(await self._inference.entry(found))
 
     async def _health(self, call: OpenAiCall) -> None:
         call.respond(200 if self._api.door.loaded else 503, [])
@@ -226,7 +226,7 @@ class OpenAiHandler:
         loaded_model = self._names.find(model)
         if loaded_model is None:
             raise UnavailableError(f"The model `{model}` has been evicted since its load")
-        call.reply(loaded_model.entry())
+        call.reply(await self._inference.entry(loaded_model))
 
     async def _unload(self, call: OpenAiCall, model: str) -> None:
         await self._change(call, table.UNLOAD_MODEL, UnloadRequest(model, False))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from conch.core.errors import ConchError
 from conch.core.servable import Servable
 from conch.door.door import ServedModels
 from conch.frontends.http.http_pools import Pools, result_of
@@ -112,6 +113,14 @@ class TextModels:
             )
 
         return await self.run(render)
+
+    async def has_template(self, model: Servable) -> bool:
+        """True if a model has a chat template that can be used."""
+        try:
+            await self.run(lambda: self._template(model))
+        except ConchError:
+            return False
+        return True
 
     async def tokenizer(self, model: Servable) -> TextTokenizer | None:
         """The tokenizer of a model; None if it has none. Raises ConchError: it is malformed."""

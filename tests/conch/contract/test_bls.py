@@ -29,6 +29,7 @@ DECOUPLED = (
     "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls "
     "for decoupled models.'"
 )
+UNKNOWN = "Request for unknown model: 'nope' is not found"
 WRONG = "Model {0} - Error when running inference: {1}"
 RECURSIVE_CONFIG = """
     backend: "python"
@@ -59,7 +60,7 @@ SCRIPTS = {
         "echo", "unexpected inference output 'X' for model 'echo', allowed outputs are: OUT"
     ),
     "shown(call('fails', 1).exec())": "no luck",
-    "shown(call('nope', 1).exec())": WRONG.format("nope", NOT_READY.format("nope")),
+    "shown(call('nope', 1).exec())": WRONG.format("nope", UNKNOWN),
     "shown(call('echo', 1, model_version=7).exec())": WRONG.format("echo", NOT_READY.format("echo")),
     "shown(call('echo', 1, model_version=-3).exec())": WRONG.format("echo", NOT_READY.format("echo")),
     "shown(call('stream', 1).exec())": WRONG.format("stream", DECOUPLED),
@@ -69,7 +70,7 @@ SCRIPTS = {
     "[shown(one) for one in call('echo', 3).exec(decoupled=True)]": "[[[3.0]]]",
     "[shown(one) for one in call('fails', 3).exec(decoupled=True)]": "['no luck']",
     "[shown(one) for one in call('nope', 3).exec(decoupled=True)]": "["
-    + repr(WRONG.format("nope", NOT_READY.format("nope")))
+    + repr(WRONG.format("nope", UNKNOWN))
     + "]",
     "(lambda all: (len(list(all)), len(list(all)), raised(lambda: next(all))))"
     "(call('stream', 3).exec(decoupled=True))": (
@@ -118,7 +119,7 @@ SCRIPTS = {
 COROUTINES = {
     "shown(await call('echo', 1).async_exec())": "[[1.0]]",
     "shown(await call('fails', 1).async_exec())": "no luck",
-    "shown(await call('nope', 1).async_exec())": WRONG.format("nope", NOT_READY.format("nope")),
+    "shown(await call('nope', 1).async_exec())": WRONG.format("nope", UNKNOWN),
     "shown(await call('stream', 1).async_exec())": WRONG.format("stream", DECOUPLED),
     "[shown(one) for one in await call('stream', 2).async_exec(decoupled=True)]": "[[[2.0]], [[3.0]], []]",
     "[shown(one) for one in await asyncio.gather(*[call('echo', n).async_exec() for n in range(100)])]": str(

@@ -220,9 +220,16 @@ def test_config_override(manager: Client) -> None:
     )
     manager.load_model("probe")  # nothing has changed, so the override stays
     assert manager.get_model_config("probe").config.max_batch_size == 2
-    poll = ("INTERNAL", "failed to load 'probe', failed to poll from model repository")
-    assert refused(manager.load_model, "probe", config="{") == poll
-    assert refused(manager.load_model, "probe", config='{"nonsense": 1}') == poll
+    poll = "failed to load 'probe', failed to poll from model repository"
+    wrong = {
+        "{": "Expected an object key",
+        '{"parameters": {"key": "a"}}': 'parameters["key"]: expected an object',
+    }
+    for config, reason in wrong.items():
+        code, text = refused(manager.load_model, "probe", config=config)
+        assert (code, text.startswith(f"{poll}: Invalid config override: {reason}")) == ("INTERNAL", True), (
+            text
+        )
     probe(manager)  # what served before still does
     manager.unload_model("probe")
     manager.load_model("probe")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.conch.contract.test_bls import COROUTINES, SCRIPTS
+from tests.conch.contract.test_bls import COROUTINES, NOT_READY, SCRIPTS, UNKNOWN
 from tests.support.calling import write_callers
 from tests.support.peers import NEEDS_TRITON, Both, outcomes, serving_both
 from tests.support.servers import eventually
@@ -17,6 +17,9 @@ pytestmark = NEEDS_TRITON
 
 DEADLY = "raised(lambda: pb_utils.load_model('nope'))"
 """Triton 2.51 answers it as we do, but ends in one of a few tries."""
+
+NEWER = (NOT_READY.format("nope").encode(), UNKNOWN.encode())
+"""A text of Triton 2.51, and what later ones have in its place."""
 
 
 def request(model: str, code: str) -> Any:
@@ -36,7 +39,7 @@ def compare_texts(both: Both, message: Any) -> None:
         return
     texts = [b64decode(answer.pop("raw_output_contents")[0])[4:] for answer in (ours, theirs)]
     assert ours == theirs
-    assert texts[0].startswith(texts[1]), message
+    assert texts[0].startswith(texts[1].replace(*NEWER)), message
 
 
 def test_calls(tmp_path: Path) -> None:

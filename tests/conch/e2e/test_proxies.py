@@ -1,4 +1,4 @@
-"""The gRPC port behind proxies (Envoy, nginx, HAProxy): nothing is lost or changed on the way."""
+"""The ports behind proxies (Envoy, nginx, HAProxy): nothing is lost, changed or held back on the way."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.grpc_transports import TRANSPORTS
-from tests.support.proxies import PROXIES, proxy_to
+from tests.support.proxies import HTTP_NGINX, PROXIES, proxy_to
 from tests.support.servers import (
     WAIT_S,
     ServerProcess,
@@ -162,3 +163,17 @@ def test_what_is_no_grpc(address: str) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             call(json.dumps({}).encode(), timeout=WAIT_S)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_nginx_passes_events_on_at_once(server: ServerProcess, tmp_path: Path) -> None:
+    program, go = HTTP_NGINX.program(), tmp_path / "go"
+    if program is None:
+        pytest.skip("nginx is not installed; run tests/setup_proxies.sh")
+    body = {"IN": [1], "steps": f"ok wait:{go} ok final"}
+    with proxy_to(program, HTTP_NGINX, int(server.http_address.rpartition(":")[2]), tmp_path) as port:
+        url = f"http://127.0.0.1:{port}/v2/models/steps/generate_stream"
+        with httpx.stream("POST", url, json=body, timeout=WAIT_S) as response:
+            events = (line for line in response.iter_lines() if line.startswith("data:"))
+            first = json.loads(next(events).removeprefix("data:"))["OUT"]
+            go.touch()
+            assert [first, *(json.loads(line.removeprefix("data:"))["OUT"] for line in events)] == [0, 2]

@@ -191,7 +191,11 @@ def test_named_config(site: Site) -> None:
             InvalidArgumentError,
             "File parameter 'file:1/m' must have bytes type for its value",
         ),
-        ({"file:1/m": b""}, InternalError, UNPOLLED),
+        (
+            {"file:1/m": b""},
+            InternalError,
+            f"{UNPOLLED}: Load parameter 'config' must be specified for model file override",
+        ),
         ({"x": 3}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'INT'"),
         ({"x": True}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'BOOL'"),
     ],

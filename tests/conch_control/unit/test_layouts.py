@@ -15,7 +15,7 @@ from conch.core.model_control import IndexEntry
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-UNPOLLED = r"^failed to load '.*', failed to poll from model repository$"
+UNPOLLED = r"^failed to load '.*', failed to poll from model repository(: .*)?$"
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *hidden: Path) -> None:

@@ -410,7 +410,7 @@ def test_the_log_says_why_overrides_are_refused(
     agent = site.agent()
     with pytest.raises(InternalError) as raised, caplog.at_level(logging.ERROR):
         agent.load("m", given)
-    assert raised.value.message == UNPOLLED
+    assert raised.value.message.startswith(f"{UNPOLLED}: {reason}")
     assert any(
         line.startswith(f"Poll failed for model directory 'm': {reason}") for line in caplog.messages
     ), caplog.messages

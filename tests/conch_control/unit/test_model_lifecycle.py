@@ -144,7 +144,7 @@ def test_half_written_config_leaves_the_old_version_serving(
     site.model("m", config='backend: "echo" input [ { name: "X"')
     with pytest.raises(InternalError) as raised:
         agent.load("m", {})
-    assert raised.value.message == "failed to load 'm', failed to poll from model repository"
+    assert raised.value.message.startswith("failed to load 'm', failed to poll from model repository: ")
     assert f"Poll failed for model directory 'm': {directory / 'config.pbtxt'}:1:" in caplog.text
     assert site.states("m") == {1: ("READY", "")}
     assert site.send("m").error() is None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from tests.support.llm_models import write_words
 from tests.support.raw_http import raw_http, request
-from tests.support.servers import LocalServer
+from tests.support.servers import LocalServer, serving
 
 import conch
 
@@ -48,6 +50,16 @@ def test_models_are_listed_with_aliases_and_adapters(http: httpx.Client, client:
     }
 
 
+def test_a_model_without_a_chat_template_does_not_claim_to_chat(http: httpx.Client, tmp_path: Path) -> None:
+    assert "chat" in http.get("/v1/models/told").json()["capabilities"]
+    write_words(tmp_path)
+    (template,) = tmp_path.rglob("chat_template.jinja")
+    template.unlink()
+    with serving(tmp_path) as server:
+        (entry,) = httpx.get(f"http://{server.http_address}/v1/models").json()["data"]
+        assert entry["capabilities"] == ["completion"]
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/models/org/words", "/v1/models/org%2Fwords", "/openai/v1/models/words"]
 )
@@ -79,7 +91,9 @@ def test_kserve_and_openai_paths_answer_alike(http: httpx.Client) -> None:
 )
 def test_routes_are_a_fixed_list(http: httpx.Client, method: str, path: str, status: int) -> None:
     code = "unknown_url" if status == 404 else "method_not_allowed"
-    check_error(http.request(method, path), status, "invalid_request_error", code)
+    response = http.request(method, path)
+    check_error(response, status, "invalid_request_error", code)
+    assert ("allow" in response.headers) == (status == 405)
 
 
 def test_other_unknown_paths_stay_those_of_rest(http: httpx.Client) -> None:
@@ -89,9 +103,9 @@ def test_other_unknown_paths_stay_those_of_rest(http: httpx.Client) -> None:
 
 
 def test_health_and_version(http: httpx.Client) -> None:
-    for path in ("/health", "/ping", "/health/live", "/health/ready"):
+    for path, content in (("/health", b""), ("/ping", b""), ("/health/live", b'{"live":true}')):
         response = http.get(path)
-        assert (response.status_code, response.content) == (200, b""), path
+        assert (response.status_code, response.content) == (200, content), path
     assert http.get("/version").json() == {"version": conch.__version__}
 
 

@@ -94,11 +94,11 @@ def test_malformed_sizes(endpoint: str, content_type: str, text: str) -> None:
 def test_what_is_not_part_of_the_contract(endpoint: str) -> None:
     status, headers, _ = post(f"{endpoint}/invocations", SIMPLE_JSON, Content_Encoding="br")
     assert (status, headers["accept-encoding"]) == (415, "gzip, deflate")
-    for path in ("/v2/models/simple", "/v2/repository/index", "/", "/models/x/y"):
+    for path in ("/v2/models/simple", "/v2/repository/index", "/", "/models", "/models/x", "/models/x/y"):
         assert get(f"{endpoint}{path}")[::2] == (400, b""), path
     assert get(f"{endpoint}/invocations")[0] == 405
-    status, _, body = get(f"{endpoint}/models")
-    assert status == 503 and b"--sagemaker-multi-model" in body
+    for path in ("/models", "/models/x/invoke"):  # no multi-model endpoint
+        assert post(f"{endpoint}{path}", b"{")[::2] == (400, b""), path
 
 
 def test_mlflows_scoring_protocol(tmp_path: Path) -> None:

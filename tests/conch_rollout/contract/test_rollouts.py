@@ -156,8 +156,13 @@ def test_rest_changes_rollouts_in_poll_mode(make_site: Any, repository: Path, tm
     declared = {"candidate": 2, "steps": ["20% 1h"], "sticky": ["header:x-user"], "keep": "1h"}
     assert site.rest("POST", body={"labels": {"stable": 1}, "rollout": declared}).status_code == 200
     site.wait("STEP")
-    for action in ("pause", "promote", "rollback"):
+    for action in ("pause", "promote"):
         assert site.rest("POST", f"/{action}").status_code == 200
+    baking = site.wait("BAKING")
+    assert (baking.stable, baking.labels) == (2, {"stable": 2})
+    text = site.rest("POST", body={"rollout": declared}).json()["error"]
+    assert text.endswith("is BAKING already; wait until the time of 'keep' is over, or roll it back first")
+    assert site.rest("POST", "/rollback").status_code == 200
     site.wait("ABORTED")
     assert site.rest("DELETE").json()["refused"] == [2]
     site.control.set_label("m", "stable", None)
@@ -220,7 +225,10 @@ def test_rest_starts_and_changes_rollouts(make_site: Any, repository: Path, tmp_
     assert site.rest("POST").json()["state"] in ("LOADING", "STEP")  # its files have changed
     site.wait("STEP")
     again = site.rest("POST", body=declared)
-    assert (again.status_code, again.json()["error"]) == (409, "the rollout of 'm' is STEP already")
+    assert (again.status_code, again.json()["error"]) == (
+        409,
+        "the rollout of 'm' is STEP already; promote or abort it first",
+    )
     assert site.rest("POST", "/weight", {"weight": 70}).json()["weight"] == 70.0
     lines = site.http.post("/v2/repository/index").json()
     assert [

@@ -483,7 +483,7 @@ def test_a_call_changes_a_split_of_versions_that_exist() -> None:
     assert driven.plan.progress == replace(
         first, weight=3000, places=((8, 3000), (7, 7000)), declared=driven.plan.progress.declared
     )
-    with pytest.raises(FailedPreconditionError, match="is SPLIT already"):
+    with pytest.raises(FailedPreconditionError, match="is SPLIT already; delete it first"):
         driven.plan.start_by_call(declared("[rollout]\ncandidate = 8"), driven.now)
 
 

@@ -59,16 +59,17 @@ ANSWER = {
 }
 """To a request whose output lies in a region."""
 
+NO_ID = "[request id: <id_unknown>] "
 REQUESTS: dict[str, Case] = {
     "surplus contents": Case(request_of(part(), part(offset=4096), b"surplus"), ANSWER),
     "a larger part for the output": Case(request_of(part(), part(byte_size=128)), ANSWER),
     "an input in less than it needs": refusal(
         request_of(part(byte_size=63), part()),
-        "input byte size mismatch for input 'IN' for model 'adding'. Expected 64, got 63",
+        NO_ID + "input byte size mismatch for input 'IN' for model 'adding'. Expected 64, got 63",
     ),
     "an input in more than it needs": refusal(
         request_of(part(byte_size=128), part()),
-        "input byte size mismatch for input 'IN' for model 'adding'. Expected 64, got 128",
+        NO_ID + "input byte size mismatch for input 'IN' for model 'adding'. Expected 64, got 128",
     ),
     "an output in less than it needs": refusal(
         request_of(part(), part(byte_size=63)),

@@ -36,6 +36,11 @@ Headers = list[tuple[bytes, bytes]]
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOINED_BYTES = 64 * 1024
 UNASKED_BYTES = 64 * 1024

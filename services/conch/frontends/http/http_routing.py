@@ -1,8 +1,9 @@
 """The table of routes: finds the handler of a request, after the checks that all requests pass.
 
 Checks, in order: known path, CORS, key of a restricted category, origin, method, access policy. Paths are
-matched as in Triton: raw, neither decoded nor normalised. The version in a path is a number, as in Triton; a
-path that matches nothing may have a label there, if the model has labels.
+matched raw, as in Triton, and not normalised; then the segments that fields have matched are percent-decoded.
+The version in a path is a number, as in Triton; a path that matches nothing may have a label there, if the
+model has labels.
 
 Threads and locks: event loop only.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import Roles
@@ -43,6 +45,12 @@ None if it has responded by itself. Its errors become responses.
 def respond_not_found(exchange: HttpExchange) -> None:
     """Answers a request for a path that no table and no provider has, with Triton's text."""
     exchange.respond(*text_error("Not Found", 404))
+
+
+def wrong_method(allowed: Sequence[str]) -> Reply:
+    """Returns the response to a method that a path does not have, with Triton's text."""
+    reply = text_error("Method Not Allowed", 405)
+    return reply._replace(headers=[*reply.headers, (b"allow", ", ".join(allowed).encode())])
 
 
 class RefusalLog:
@@ -139,16 +147,12 @@ class RouteTable:
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
         """Answers a request, or returns a coroutine that does."""
         path = exchange.path
-        for target in self._routes:
-            matched = target.pattern.fullmatch(path)
-            if matched is not None:
-                groups = matched.groupdict("")
-                break
-        else:
-            labelled = self._match_label(path)
-            if labelled is None:
-                return self._unmatched(exchange)
-            target, groups = labelled
+        found = self._match(path) or self._match_label(path)
+        if found is None:
+            return self._unmatched(exchange)
+        target, groups = found
+        if "%" in path:
+            groups = {name: unquote(text) for name, text in groups.items()}
         inference = target.category == "inference"
         if inference and self._cors is not None and self._cors.answer(exchange):
             return None
@@ -167,7 +171,7 @@ class RouteTable:
                 exchange.respond(*text_error(text, 403))
                 return None
         if exchange.method not in target.methods:
-            exchange.respond(*text_error("Method Not Allowed", 405))
+            exchange.respond(*wrong_method(target.methods))
             return None
         try:
             if self._endpoints:
@@ -184,16 +188,20 @@ class RouteTable:
             return None
         return None if work is None else _answer(exchange, work)
 
+    def _match(self, path: str) -> tuple[Route, dict[str, str]] | None:
+        for target in self._routes:
+            matched = target.pattern.fullmatch(path)
+            if matched is not None:
+                return target, matched.groupdict("")
+        return None
+
     def _match_label(self, path: str) -> tuple[Route, dict[str, str]] | None:
         """The route and the groups of a path with a label as its version; None if the model has no labels."""
         found = None if self._labels is None else _LABELLED.fullmatch(path)
-        if found is None or self._labels is None or not self._labels(found[2]):
+        if found is None or self._labels is None or not self._labels(unquote(found[2])):
             return None
-        for target in self._routes:
-            matched = target.pattern.fullmatch(f"{found[1]}0{found[4]}")
-            if matched is not None:
-                return target, {**matched.groupdict(""), "version": found[3]}
-        return None
+        matched = self._match(f"{found[1]}0{found[4]}")
+        return None if matched is None else (matched[0], {**matched[1], "version": found[3]})
 
     def _refuse(
         self, exchange: HttpExchange, target: Route, groups: Mapping[str, str], error: ConchError

@@ -67,6 +67,7 @@ class _Contents:
         required: True if the request must have a body.
         binary: True if bodies may carry binary tensors behind the JSON.
         events: Statuses of which the error may be a server-sent event.
+        denies: True if a response with status 400 may have the same fields.
     """
 
     reply: Mapping[str, Any]
@@ -75,6 +76,7 @@ class _Contents:
     required: bool = True
     binary: bool = False
     events: tuple[int, ...] = ()
+    denies: bool = False
 
 
 _EMPTY = {"description": "Yes, or done."}
@@ -83,11 +85,11 @@ _CONTENTS: Mapping[Endpoint, _Contents] = {
     table.OPENAPI: _Contents(_json({"type": "object"})),
     table.DOCS_PAGE: _Contents({"description": "Markdown.", "content": {"text/plain": {}}}, statuses=(404,)),
     table.SERVER_METADATA: _Contents(_named("ServerMetadata")),
-    table.SERVER_LIVE: _Contents(_EMPTY),
-    table.SERVER_READY: _Contents(_EMPTY),
+    table.SERVER_LIVE: _Contents(_named("Live"), denies=True),
+    table.SERVER_READY: _Contents(_named("Ready"), denies=True),
     table.ALL_STATISTICS: _Contents(_named("Statistics")),
     table.MODEL_METADATA: _Contents(_named("ModelMetadata")),
-    table.MODEL_READY: _Contents(_EMPTY),
+    table.MODEL_READY: _Contents(_named("ModelReady"), denies=True),
     table.MODEL_CONFIG: _Contents(_named("ModelConfig")),
     table.MODEL_STATISTICS: _Contents(_named("Statistics")),
     table.INFER: _Contents(
@@ -173,6 +175,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     for status in contents.events:
         errors[str(status)]["content"]["text/event-stream"] = {}
+    if contents.denies:
+        schemas = [each["content"]["application/json"]["schema"] for each in (contents.reply, errors["400"])]
+        errors["400"]["content"] = _json({"anyOf": schemas})["content"]
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [endpoint.access],
@@ -298,6 +303,9 @@ SCHEMAS: dict[str, _Schema] = {
         "properties": {"id": _STRING, "parameters": {"type": "object"}},
     },
     "GenerateResponse": _object({"model_name": _STRING, "model_version": _STRING}, id=_STRING),
+    "Live": _object({"live": _BOOLEAN}),
+    "Ready": _object({"ready": _BOOLEAN}),
+    "ModelReady": _object({"name": _STRING, "ready": _BOOLEAN}),
     "IndexRequest": _object({}, ready=_BOOLEAN),
     "Index": _array(
         _object(

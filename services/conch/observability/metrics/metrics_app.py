@@ -68,9 +68,11 @@ class MetricsApp:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request."""
         if exchange.method != "GET":
-            _respond(exchange, 405, "text/plain", [_WRONG_METHOD])
+            exchange.respond(405, [(b"content-type", b"text/plain"), (b"allow", b"GET")], [_WRONG_METHOD])
         elif exchange.path in self._health:
-            _respond(exchange, 200 if self._health[exchange.path]() else 400, TEXT_TYPE, [])
+            passed = self._health[exchange.path]()
+            body = b'{"%b":%b}' % (exchange.path.rpartition("/")[2].encode(), b"true" if passed else b"false")
+            _respond(exchange, 200 if passed else 400, "application/json", [body])
         elif exchange.path not in _PATHS:
             _respond(exchange, 200, TEXT_TYPE, [])
         else:

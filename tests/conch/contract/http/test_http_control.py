@@ -223,10 +223,10 @@ def test_trace_settings(client: triton.InferenceServerClient) -> None:
 @pytest.mark.parametrize(
     ("path", "more", "status", "body"),
     [
-        ("/v2/health/live", [], 200, ""),
-        ("/v2/models/none/ready", [], 400, '{"error":"Model version not ready"}'),
+        ("/v2/health/live", [], 200, '{"live":true}'),
+        ("/v2/models/none/ready", [], 400, '{"name":"none","ready":false}'),
         ("/v2/", [], 404, '{"error":"Not Found"}'),
-        ("/v2/models/%70robe", [], 404, '{"error":"Request for unknown model: \'%70robe\' is not found"}'),
+        ("/v2/models/%70robe/ready", [], 200, '{"name":"probe","ready":true}'),
         ("/v2/models/probe/", [], 404, '{"error":"Not Found"}'),
         ("/v2/health/live", ["-X", "POST"], 405, '{"error":"Method Not Allowed"}'),
         ("/v2/repository/index", [], 405, '{"error":"Method Not Allowed"}'),
@@ -255,4 +255,4 @@ def test_a_large_body_is_refused_and_the_next_request_answered(tmp_path: Path, e
         file.truncate((64 << 20) + 1)
     status, body = curl(explicit, "/v2/repository/index", "--data-binary", f"@{large}")
     assert (status, body[:41]) == (400, '{"error":"request JSON size of 67108865 b')
-    assert curl(explicit, "/v2/health/ready") == (200, "")
+    assert curl(explicit, "/v2/health/ready") == (200, '{"ready":true}')

@@ -149,9 +149,12 @@ def test_a_server_that_does_not_answer_at_the_start() -> None:
         assert "imeout" in failure({"host": "127.0.0.1", "port": str(port), "socket_timeout": "50"})
 
 
-def test_a_server_that_wants_a_password() -> None:
-    with scripted_server(b"-NOAUTH Authentication required.\r\n") as port:
-        assert "Authentication required" in failure({"host": "127.0.0.1", "port": str(port)})
+@pytest.mark.parametrize(
+    "reason", ["NOAUTH Authentication required.", "WRONGPASS invalid username-password pair"]
+)
+def test_a_server_that_wants_another_password(reason: str) -> None:
+    with scripted_server(f"-{reason}\r\n".encode()) as port:
+        assert failure({"host": "127.0.0.1", "port": str(port)}).endswith(f": {reason}")
 
 
 def test_a_server_that_does_not_speak_tls() -> None:

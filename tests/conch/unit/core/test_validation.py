@@ -210,7 +210,8 @@ def strings(count: int) -> bytes:
         pytest.param(
             PLAIN,
             request_of(tensor("X", (16,), data=bytes(40))),
-            "input byte size mismatch for input 'X' for model 'm'. Expected 64, got 40",
+            "[request id: <id_unknown>] input byte size mismatch for input 'X' for model 'm'. Expected 64, "
+            "got 40",
             id="byte-size",
         ),
         pytest.param(

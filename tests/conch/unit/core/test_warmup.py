@@ -169,7 +169,8 @@ def test_optional_inputs_may_be_left_out() -> None:
         (
             4,
             WarmupSample("w", (WarmupInput("IN", "FP32", (16,), "FILE", b"1234"),)),
-            "input byte size mismatch for input 'IN' for model 'm'. Expected 64, got 4",
+            "[request id: <id_unknown>] input byte size mismatch for input 'IN' for model 'm'. Expected 64, "
+            "got 4",
         ),
         (4, WarmupSample("w", (IN,), 5), "batch size 5 for 'm', max allowed is 4"),
         (0, WarmupSample("w", (IN,), 2**32 - 1), "batch size 4294967295 for 'm', max allowed is 0"),
@@ -189,7 +190,7 @@ def test_samples_that_do_not_fit_the_model(max_batch_size: int, sample: WarmupSa
     text = failure(make_spec(max_batch_size), SAMPLE, sample)
     assert text.startswith("warmup sample 'w': ")
     assert message in text
-    assert "request id" not in text
+    assert "request id: 0" not in text
 
 
 def test_strings_of_a_file_that_do_not_fill_the_dims() -> None:

@@ -108,18 +108,15 @@ def site_of(made: Pools, **core: Any) -> Iterator[Site]:
 
 
 def test_health(site: Site, made: Pools) -> None:
-    for path in (
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/m/ready",
-        "/v2/models/m/versions/1/ready",
-    ):
-        assert site.rest("GET", path) == (200, None), path
-    for path in ("/v2/models/none/ready", "/v2/models/m/versions/2/ready"):
-        assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
+    assert site.rest("GET", "/v2/health/live") == (200, {"live": True})
+    assert site.rest("GET", "/v2/health/ready") == (200, {"ready": True})
+    for path in ("/v2/models/m/ready", "/v2/models/m/versions/1/ready"):
+        assert site.rest("GET", path) == (200, {"name": "m", "ready": True}), path
+    assert site.rest("GET", "/v2/models/none/ready") == (400, {"name": "none", "ready": False})
+    assert site.rest("GET", "/v2/models/m/versions/2/ready") == (400, {"name": "m", "ready": False})
     assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
     with site_of(made, ready=lambda: False) as other:
-        assert other.rest("GET", "/v2/health/ready") == (400, None)
+        assert other.rest("GET", "/v2/health/ready") == (400, {"ready": False})
 
 
 def test_the_page_for_people_links_what_there_is(site: Site) -> None:
@@ -141,9 +138,32 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
         assert site.rest("GET", f"/docs/{name}")[0] == 404, name
     assert not re.search("<(script|img|link|style)", page), "it loads nothing"
     assert home_page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
-    assert "/a b/" not in home_page("s", "1", [("a b", 2)])
+    assert "/v2/models/a%20b%2Fc/versions/2" in home_page("s", "1", [("a b/c", 2)])
     assert "console" not in page
     assert '<a href="http://127.0.0.1:8004">console</a>' in home_page("s", "1", [], "http://127.0.0.1:8004")
+
+
+@pytest.mark.parametrize("path", ["rollout", "rollout/promote"])
+def test_malformed_json_of_own_routes_is_the_clients_fault(site: Site, path: str) -> None:
+    status, body = site.rest("POST", f"/v2/repository/models/m/{path}", b"{")
+    assert (status, body["error"][:39]) == (400, "failed to parse the request JSON buffer")
+    assert site.rest("PUT", "/v2/repository/models/m/labels/a", b"{")[0] == 400
+
+
+def test_segments_of_paths_are_decoded(site: Site) -> None:
+    assert site.rest("GET", "/v2/models/%61/ready") == (200, {"name": "a", "ready": True})
+    for path, name in (("a%2Fready", "a/ready"), ("x+%2B%FF", "x++\ufffd")):
+        text = f"Request for unknown model: '{name}' is not found"
+        assert site.rest("GET", f"/v2/models/{path}") == (404, {"error": text})
+    assert site.rest("GET", "/v2/%6dodels/a/ready")[0] == 404
+    assert site.rest("POST", "/v2/repository/models/m%2B1/load") == (200, None)
+    assert site.agent.asked == [("load", "m+1", {})]
+
+
+def test_a_wrong_method_names_those_there_are(site: Site) -> None:
+    for path, allowed in (("/v2/health/live", "GET"), ("/v2/logging", "GET, POST")):
+        response = asyncio.run(site.rest.send("DELETE", path))
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 def test_a_server_that_stops_is_unavailable(site: Site) -> None:

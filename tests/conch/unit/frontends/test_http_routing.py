@@ -59,8 +59,8 @@ NOT_FOUND = (404, {"error": "Not Found"})
 NOT_ALLOWED = (405, {"error": "Method Not Allowed"})
 
 
-def test_groups_of_the_path_are_given_as_they_were_written() -> None:
-    assert rest("GET", "/v2/models/a%20b/versions/01") == (200, {"model": "a%20b", "version": "01"})
+def test_groups_of_the_path_are_decoded_after_it_is_split() -> None:
+    assert rest("GET", "/v2/models/a%2Fb/versions/01") == (200, {"model": "a/b", "version": "01"})
     assert rest("GET", "/v2/models/a?x=/b") == (200, {"model": "a", "version": ""})
 
 

@@ -120,8 +120,8 @@ def test_an_error_is_an_answer_and_the_next_one_is_well(
     ("call", "expected"),
     [
         (lambda app: ask(app, "/x"), (200, b"")),
-        (lambda app: ask(app, "/v2/health/live"), (200, b"")),
-        (lambda app: ask(app, "/v2/health/ready"), (400, b"")),
+        (lambda app: ask(app, "/v2/health/live"), (200, b'{"live":true}')),
+        (lambda app: ask(app, "/v2/health/ready"), (400, b'{"ready":false}')),
         (lambda app: ask(app, method="POST"), (405, b'{"error":"Method Not Allowed"}')),
     ],
 )

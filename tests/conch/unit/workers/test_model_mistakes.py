@@ -203,8 +203,7 @@ def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:
             (response,) = running.run(request_of(IN=ONE)[0])
             assert response is not None and response.error is not None
             assert response.error.message == (
-                "Model b - Error when running inference: Failed for execute the inference request. "
-                "Model 'b' is not ready."
+                "Model b - Error when running inference: Request for unknown model: 'b' is not found"
             )
 
 

@@ -80,6 +80,8 @@ def refusal(model_name: str, message: str) -> str:
 
 def not_ready(model_name: str, error: ConchError) -> ConchError:
     """The error of a call whose model was not found, with the class of the lookup's error."""
+    if "' is not found" in error.message:  # no version of it either
+        return type(error)(f"Request for unknown model: '{model_name}' is not found")
     return type(error)(f"Failed for execute the inference request. Model '{model_name}' is not ready.")
 
 

@@ -864,10 +864,7 @@ class Http2Connection:
         stream_id = stream.id
         del self._streams[stream_id]
         stream.receiving = stream.sending = False
-        if stream.queue is not None:
-            self.queued_bytes -= stream.queue.count
-            stream.queue = None
-            self._ready.pop(stream_id, None)
+        self._drop_queue(stream)
         if stream is self._data_stream:
             self._data_stream = None
         if stream.unread:
@@ -988,11 +985,30 @@ class Http2Connection:
         elif not stream.queue.end:
             stream.queue.trailers = pairs
 
+    def send_trailers_now(self, stream_id: int, pairs: Pairs) -> bool:
+        """Ends this side of a stream by trailers in place of what is queued; False within a message."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.queue is not None:
+            if not stream.queue.whole:
+                return False
+            self._drop_queue(stream)
+        self.send_headers(stream_id, pairs, True)
+        return True
+
+    def _drop_queue(self, stream: Stream) -> None:
+        if stream.queue is not None:
+            self.queued_bytes -= stream.queue.count
+            stream.queue = None
+            self._ready.pop(stream.id, None)
+
     def _end_sending(self, stream: Stream) -> None:
-        if stream.receiving:
+        if stream.receiving and self._client:
             stream.sending = False
-        else:
-            self._drop(stream)
+            return
+        unwanted = stream.receiving
+        self._drop(stream)
+        if unwanted:
+            self._send_reset(stream.id, ErrorCode.NO_ERROR)
 
     def _pump(self, events: list[Event]) -> None:
         """Moves queued data to the output, some frames of each stream in turn, as far as windows allow."""

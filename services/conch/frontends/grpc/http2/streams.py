@@ -10,6 +10,9 @@ from conch.frontends.grpc.http2.field_rules import Pairs
 Buffer = bytes | bytearray | memoryview
 
 
+_START = memoryview(b"")  # before each message
+
+
 class SendQueue:
     """Data and trailers of a stream that wait for its flow-control windows."""
 
@@ -24,9 +27,15 @@ class SendQueue:
         self.trailers: Pairs | None = None
 
     def put(self, buffers: Sequence[Buffer], count: int) -> None:
-        """Adds data, which is not copied."""
+        """Adds a message, which is not copied."""
+        self._buffers.append(_START)
         self._buffers.extend(memoryview(one) for one in buffers if len(one))
         self.count += count
+
+    @property
+    def whole(self) -> bool:
+        """True if no part of the first message was taken."""
+        return self._buffers[0] is _START
 
     def cut(self, count: int) -> list[memoryview]:
         """Takes the first `count` bytes."""
@@ -36,7 +45,8 @@ class SendQueue:
         while count:
             first = buffers[0]
             stop = position + count
-            taken.append(first[position:stop])
+            if first is not _START:
+                taken.append(first[position:stop])
             if stop < len(first):
                 self._position = stop
                 return taken

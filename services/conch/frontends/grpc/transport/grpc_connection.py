@@ -79,10 +79,12 @@ from conch.frontends.grpc.transport.calls import OpenCall, StreamCall, UnaryCall
 from conch.frontends.grpc.transport.keep_alive import KeepAlive
 from conch.frontends.grpc.transport.messages import CompressedMessage, MessageError
 from conch.frontends.grpc.transport.metadata import (
+    HEAD,
     Pairs,
     RefusedRequestError,
     RequestHead,
     error_head,
+    trailers,
 )
 from conch.frontends.grpc.transport.port_state import PortState
 from conch.ipc.loop import IoLoop, Timer
@@ -662,7 +664,7 @@ class GrpcConnection:
             try:
                 head = headers.note = self._read_head(headers)
             except RefusedRequestError as error:
-                self._refuse(stream_id, error.answer, event.end_stream)
+                self._http2.send_headers(stream_id, error.answer, True)
                 return
         port = self._port
         if self._gone_away or (self._unread and port.unread_bytes > MOST_ANSWER_BYTES):
@@ -671,7 +673,7 @@ class GrpcConnection:
         path = head.path
         if self.reserved and path not in _HEALTH:
             port.ended["crowded"] += 1
-            self._refuse(stream_id, error_head(_UNAVAILABLE, _CROWDED, None), event.end_stream)
+            self._http2.send_headers(stream_id, error_head(_UNAVAILABLE, _CROWDED, None), True)
             return
         now_ns = 0 if head.timeout_ns is None else port.clock()
         handler = port.unary.get(path)
@@ -689,7 +691,7 @@ class GrpcConnection:
             port.streams[path](stream)
         else:
             answer = error_head(_UNIMPLEMENTED, f"Method not found: {path}", None)
-            self._refuse(stream_id, answer, event.end_stream)
+            self._http2.send_headers(stream_id, answer, True)
             return
         if event.end_stream:
             self._calls[stream_id].half_close()
@@ -713,11 +715,6 @@ class GrpcConnection:
             text = f"received metadata size exceeds the limit of {most} bytes"
             raise RefusedRequestError(error_head(_RESOURCE_EXHAUSTED, text, None))
         return RequestHead(headers.pairs)
-
-    def _refuse(self, stream_id: int, answer: Pairs, half_closed: bool) -> None:
-        self._http2.send_headers(stream_id, answer, True)
-        if not half_closed:
-            self._http2.reset(stream_id, ErrorCode.NO_ERROR)
 
     def _reset(self, stream_id: int) -> None:
         call = self._calls.get(stream_id)
@@ -743,11 +740,9 @@ class GrpcConnection:
         if call.ended or self._calls.get(call.stream_id) is not call:
             return
         self._remove(call)
-        pairs = error_head(_DEADLINE_EXCEEDED, "Deadline Exceeded", None)
-        if call.begun:
+        end = trailers(_DEADLINE_EXCEEDED, "Deadline Exceeded", None)
+        if not self._http2.send_trailers_now(call.stream_id, end if call.begun else (*HEAD, *end)):
             self._http2.reset(call.stream_id, ErrorCode.CANCEL)
-        else:
-            self._refuse(call.stream_id, pairs, call.half_closed)
         self.loop.flush_later(self)
         self.guarded(call, call.cancelled)
 
@@ -766,7 +761,7 @@ class GrpcConnection:
             if http2.queued_bytes:
                 self._count_unread()
         else:
-            self._refuse(stream_id, head, call.half_closed)
+            self._http2.send_headers(stream_id, head, True)
         self.loop.flush_later(self)
 
     def begin_answer(self, call: StreamCall, head: Pairs) -> None:
@@ -788,7 +783,7 @@ class GrpcConnection:
         if call.begun:
             self._http2.send_trailers(call.stream_id, end)
         else:
-            self._refuse(call.stream_id, end, call.half_closed)
+            self._http2.send_headers(call.stream_id, end, True)
         call.finish()
         self.loop.flush_later(self)
 

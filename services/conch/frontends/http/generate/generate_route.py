@@ -25,7 +25,7 @@ from conch.door.door import Door
 from conch.door.operation_table import path_pattern
 from conch.frontends.fair_pool import AbandonedError
 from conch.frontends.http.generate.generate_request import map_request, parse_document
-from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
+from conch.frontends.http.http_exchange import EVENT_STREAM, ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, loaded
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
@@ -36,7 +36,6 @@ from conch.frontends.yield_gil import yield_gil
 
 _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
-_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _PIECE: Final = 16 * 1024
 _SHORT: Final = 128 << 10
 """Bytes of tensors that the model's thread or the I/O loop encodes; the parsing pool encodes more."""
@@ -319,7 +318,7 @@ async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
         raise ClientDisconnectError
     if items[0].refused is not None:
         raise items[0].refused
-    exchange.begin_response(items[0].status, [_EVENTS, *retry_after(items[0].retry_after_ms)], _COMMENT)
+    exchange.begin_response(items[0].status, [*EVENT_STREAM, *retry_after(items[0].retry_after_ms)], _COMMENT)
     final = False
     while items is not None and not final:
         events: list[bytes] = []

@@ -32,6 +32,7 @@ from conch.door.operation_handlers import (
     CudaRegistration,
     LabelChange,
     LoadRequest,
+    ModelMetadata,
     ModelRequest,
     RolloutChange,
     RolloutStart,
@@ -56,6 +57,7 @@ from conch.frontends.http.json_body import (
     text_error,
 )
 from conch.frontends.http.jsontext.json_loader import load
+from conch.frontends.http.jsontext.json_scanner import JsonSyntaxError
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import operation_json as json
 
@@ -69,13 +71,13 @@ class _Form:
 
     Attributes:
         read: Reads the plain request.
-        write: Writes the result, on the thread of the operation.
+        write: Writes the result, of a path, on the thread of the operation.
         check: Raises before the body is read.
     """
 
     operation: table.Operation[Any, Any]
     read: Callable[[HttpExchange, Path], Awaitable[Any]]
-    write: Callable[[Any], Reply]
+    write: Callable[[Any, Path], Reply]
     check: Callable[[Path], None] = lambda path: None
 
 
@@ -160,7 +162,14 @@ def _endpoint(form: _Form, door: Door, guard: AccessGuard) -> RouteHandler:
         def begin() -> Future[Reply]:
             if exchange.lost:
                 raise ClientDisconnectError
-            future = door.ask(form.operation, lambda: plain, form.write, exchange, guard, exchange.size)
+            future = door.ask(
+                form.operation,
+                lambda: plain,
+                lambda result: form.write(result, path),
+                exchange,
+                guard,
+                exchange.size,
+            )
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
@@ -186,8 +195,14 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
     async def unload_model(exchange: HttpExchange, path: Path) -> UnloadRequest:
         return UnloadRequest(path["model"], json.unload_dependents(await body_of(exchange)))
 
+    async def own_body_of(exchange: HttpExchange) -> Any:
+        try:
+            return await body_of(exchange)
+        except JsonSyntaxError as error:  # INTERNAL, as in Triton, is for Triton's routes
+            raise InvalidArgumentError(error.message) from None
+
     async def label_change(exchange: HttpExchange, path: Path) -> LabelChange:
-        version = json.label_version(await body_of(exchange))
+        version = json.label_version(await own_body_of(exchange))
         return LabelChange(path["model"], path["label"], version)
 
     async def log_changes(exchange: HttpExchange, path: Path) -> Any:
@@ -209,24 +224,26 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
 
     return [
-        _Form(table.SERVER_METADATA, _nothing, lambda server: json_reply(json.server_object(server))),
-        _Form(table.SERVER_LIVE, _nothing, _status),
-        _Form(table.SERVER_READY, _nothing, _status),
+        _Form(table.SERVER_METADATA, _nothing, lambda server, path: json_reply(json.server_object(server))),
+        _Form(table.SERVER_LIVE, _nothing, lambda live, path: _status({"live": live}, live)),
+        _Form(table.SERVER_READY, _nothing, lambda ready, path: _status({"ready": ready}, ready)),
         _Form(table.ALL_STATISTICS, _model, _statistics),
-        _Form(table.MODEL_METADATA, _model, lambda metadata: json_reply(json.metadata_object(metadata))),
+        _Form(
+            table.MODEL_METADATA, _model, lambda metadata, path: json_reply(json.metadata_object(metadata))
+        ),
         _Form(table.MODEL_READY, _model, _model_status),
-        _Form(table.MODEL_CONFIG, _model, lambda spec: json_reply(spec.config)),
+        _Form(table.MODEL_CONFIG, _model, lambda spec, path: json_reply(spec.config)),
         _Form(table.MODEL_STATISTICS, _model, _statistics),
         _Form(table.TRACE_SETTINGS, _traced_model, _trace),
         _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace),
-        _Form(table.LOG_SETTINGS, _nothing, json_reply),
-        _Form(table.UPDATE_LOG_SETTINGS, log_changes, json_reply),
+        _Form(table.LOG_SETTINGS, _nothing, _settings),
+        _Form(table.UPDATE_LOG_SETTINGS, log_changes, _settings),
         _Form(table.REPOSITORY_INDEX, index, _index),
         _Form(table.LOAD_MODEL, load_model, _done, _check_repository),
         _Form(table.UNLOAD_MODEL, unload_model, _done, _check_repository),
         _Form(table.SET_LABEL, label_change, _done, _check_repository),
         _Form(table.REMOVE_LABEL, _label, _done, _check_repository),
-        *_rollout_forms(body_of),
+        *_rollout_forms(own_body_of),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
@@ -251,7 +268,7 @@ def _rollout_forms(body_of: Callable[[HttpExchange], Awaitable[Any]]) -> list[_F
     async def delete(exchange: HttpExchange, path: Path) -> RolloutChange:
         return RolloutChange(path["model"], "delete")
 
-    def reply(report: RolloutReport) -> Reply:
+    def reply(report: RolloutReport, path: Path) -> Reply:
         return json_reply(report.as_object())
 
     return [
@@ -282,32 +299,40 @@ async def _region(exchange: HttpExchange, path: Path) -> str:
     return path["region"]
 
 
-def _status(passed: bool) -> Reply:
-    return empty_reply(200 if passed else 400)
+def _metadata(metadata: ModelMetadata, path: Path) -> Reply:
+    return json_reply(json.metadata_object(metadata))
 
 
-def _model_status(ready: bool) -> Reply:
-    return empty_reply() if ready else text_error("Model version not ready", 400)
+def _status(status: Mapping[str, object], passed: bool) -> Reply:
+    return json_reply(status, 200 if passed else 400)
 
 
-def _done(result: None) -> Reply:
+def _model_status(ready: bool, path: Path) -> Reply:
+    return _status({"name": path["model"], "ready": ready}, ready)
+
+
+def _done(result: None, path: Path) -> Reply:
     return empty_reply()
 
 
-def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
+def _settings(settings: Any, path: Path) -> Reply:
+    return json_reply(settings)
+
+
+def _trace(settings: Mapping[str, Sequence[str]], path: Path) -> Reply:
     return json_reply(json.trace_object(settings))
 
 
-def _statistics(models: list[VersionStatistics]) -> Reply:
+def _statistics(models: list[VersionStatistics], path: Path) -> Reply:
     return Reply(200, [JSON], b'{"model_stats":%b}' % json_list(models, json.statistics_object))
 
 
-def _index(entries: list[IndexEntry]) -> Reply:
+def _index(entries: list[IndexEntry], path: Path) -> Reply:
     return Reply(200, [JSON], json_list(entries, json.entry_object))
 
 
-def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:
-    return lambda items: json_reply([convert(item) for item in items])
+def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any], Path], Reply]:
+    return lambda items, path: json_reply([convert(item) for item in items])
 
 
 def _load_parameters(body: memoryview) -> dict[str, LoadParameter]:
@@ -400,10 +425,8 @@ def page(server: str, version: str, models: list[tuple[str, int]], console: str 
 
 
 def _model_links(name: str, version: int) -> str:
-    path = f"/v2/models/{name}/versions/{version}"
+    path = f"/v2/models/{quote(name, safe='')}/versions/{version}"
     text = f"{escape(name)}, version {version}"
-    if quote(path) != path:
-        return text  # paths are not decoded, so no link leads there
     return ": ".join((text, ", ".join(_link(path + suffix, what) for suffix, what in _OF_MODELS)))
 
 

@@ -351,12 +351,13 @@ def test_both_ends_of_ours_exchange_messages_whole(
                         server.send_headers(event.stream_id, RESPONSE)
                         for part in wanted[event.stream_id]:
                             server.send_data(event.stream_id, [part])
-                        server.send_trailers(event.stream_id, TRAILERS)
                     elif isinstance(event, DataReceived):
                         key, count = (receiver is server, event.stream_id), event.end - event.start
                         got[key] = got.get(key, b"") + event.data[event.start : event.end]
                         ended[key] = event.end_stream
                         unread.append((receiver, event.stream_id, count))
+                        if event.end_stream:  # trailers before it drop what the client has left
+                            server.send_trailers(event.stream_id, TRAILERS)
                     elif isinstance(event, TrailersReceived):
                         ended[False, event.stream_id] = True
         if unread:

@@ -75,7 +75,7 @@ def opened() -> Http2Connection:
     return connection
 
 
-def half_closed_local() -> Http2Connection:
+def answered_early() -> Http2Connection:
     connection = opened()
     connection.send_headers(STREAM, RESPONSE, end_stream=True)
     return connection
@@ -114,9 +114,9 @@ def skipped() -> Http2Connection:
 STATES: dict[str, Callable[[], Http2Connection]] = {
     "idle": idle,
     "open": opened,
-    "half-closed (l)": half_closed_local,
     "half-closed (r)": half_closed_remote,
     "closed": closed,
+    "answered early": answered_early,
     "closed by reset": reset_by_peer,
     "reset here": reset_here,
     "skipped": skipped,
@@ -126,23 +126,25 @@ STATES: dict[str, Callable[[], Http2Connection]] = {
 RECEIVED = {
     "idle": ("open", "half-closed (r)", "C PROTOCOL", "C PROTOCOL", "C PROTOCOL", "C PROTOCOL"),
     "open": ("S PROTOCOL", "half-closed (r)", "same", "half-closed (r)", "closed", "same"),
-    "half-closed (l)": ("S PROTOCOL", "closed", "same", "closed", "closed", "same"),
     "half-closed (r)": ("S CLOSED", "S CLOSED", "S CLOSED", "S CLOSED", "closed", "same"),
     "closed": ("C CLOSED", "C CLOSED", "S CLOSED", "S CLOSED", "same", "same"),
     "closed by reset": ("C CLOSED", "C CLOSED", "S CLOSED", "S CLOSED", "same", "same"),
+    "answered early": ("same", "same", "same", "same", "same", "same"),
     "reset here": ("same", "same", "same", "same", "same", "same"),
     "skipped": ("C PROTOCOL", "C PROTOCOL", "S CLOSED", "S CLOSED", "same", "same"),
 }
 SENT = {
-    "open": ("same", "same", "half-closed (l)", "half-closed (l)", "reset here"),
-    "half-closed (l)": ("ignored", "ignored", "ignored", "ignored", "reset here"),
+    "open": ("same", "same", "answered early", "answered early", "reset here"),
     "half-closed (r)": ("same", "same", "closed", "closed", "reset here"),
     "idle": ("ignored",) * 5,
     "closed": ("ignored",) * 5,
+    "answered early": ("ignored",) * 5,
     "closed by reset": ("ignored",) * 5,
     "reset here": ("ignored",) * 5,
     "skipped": ("ignored",) * 5,
 }
+SAME = {"closed by reset": "closed", "skipped": "closed", "answered early": "reset here"}
+"""States that `state_of` can't tell apart."""
 CODES = {"PROTOCOL": ErrorCode.PROTOCOL_ERROR, "CLOSED": ErrorCode.STREAM_CLOSED}
 
 
@@ -155,7 +157,8 @@ def state_of(connection: Http2Connection) -> str:
     if any(isinstance(event, ConnectionClosed) for event in events):
         return "idle"
     if any(isinstance(event, DataReceived) for event in events):
-        return "open" if sends else "half-closed (l)"
+        assert sends
+        return "open"
     if sends:
         assert connection.open_streams == before - 1
         return "half-closed (r)"
@@ -191,15 +194,14 @@ def test_received_frames_follow_the_table(state: str, which: int) -> None:
         assert connection.receive(headers(9), 0) == []
     elif outcome[0] == "S":
         code = CODES[outcome[2:]]
-        known = state in ("open", "half-closed (l)", "half-closed (r)")
+        known = state in ("open", "half-closed (r)")
         assert events == ([StreamReset(STREAM, code)] if known else [])
         assert sent == [Frame(RST_STREAM, 0, STREAM, struct.pack(">I", code))]
         assert state_of(connection) == "reset here"
     else:
         assert sent == []
         expected = state if outcome == "same" else outcome
-        same = {"closed by reset": "closed", "skipped": "closed"}
-        assert state_of(connection) == same.get(expected, expected)
+        assert state_of(connection) == SAME.get(expected, expected)
 
 
 @pytest.mark.parametrize("which", range(5))
@@ -221,11 +223,12 @@ def test_sent_frames_follow_the_table(state: str, which: int) -> None:
         outcome = "same"
     else:
         kinds = (HEADERS, DATA, DATA, HEADERS, RST_STREAM)
-        assert [(one.kind, one.stream_id) for one in sent] == [(kinds[which], STREAM)]
+        # What the client has left to send is not wanted after an early answer.
+        ends = [(RST_STREAM, STREAM)] if outcome == "answered early" else []
+        assert [(one.kind, one.stream_id) for one in sent] == [(kinds[which], STREAM), *ends]
         assert bool(sent[0].flags & END_STREAM) == (which in (2, 3))
     expected = state if outcome == "same" else outcome
-    same = {"closed by reset": "closed", "skipped": "closed"}
-    assert state_of(connection) == same.get(expected, expected)
+    assert state_of(connection) == SAME.get(expected, expected)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -243,7 +246,7 @@ def test_priority_is_checked_and_ignored(state: str) -> None:
         if state == "idle":
             assert isinstance(events[-1], ConnectionClosed)
             assert events[-1].code == code
-        elif state == "reset here":
+        elif state in ("reset here", "answered early"):
             assert (events, sent) == ([], [])
         else:
             assert [(one.kind, one.word) for one in sent] == [(RST_STREAM, code)]
