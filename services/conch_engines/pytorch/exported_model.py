@@ -6,6 +6,7 @@ guards cost more than the run of a small model.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from conch_engines.pytorch.torch_function import Program
 from conch_engines.pytorch.torch_settings import ALLOW_PICKLE
 
 _UNBOUNDED = 1 << 40
+_one_load = threading.Lock()  # PyTorch keeps the deserializer of a load in a global
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Bounds:
 
 def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
     """Loads an exported program."""
-    with warnings.catch_warnings():
+    with _one_load, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.export.load(str(path)) if allow_pickle else program_archive.load(torch, path)
@@ -142,10 +144,8 @@ def _bounds(value: Any, ranges: Mapping[Any, Any]) -> list[Bounds] | None:
 
 
 def _number(value: Any) -> int:
-    try:
-        return min(int(value), _UNBOUNDED)
-    except (TypeError, ValueError, OverflowError):  # infinite
-        return _UNBOUNDED
+    """A bound of a symbol, which may be one of two kinds of infinity."""
+    return _UNBOUNDED if value >= _UNBOUNDED else int(max(value, 0))
 
 
 def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
