@@ -14,6 +14,7 @@ from tests.support.tree_models import FEATURES, labels, lightgbm_model, samples,
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_version import Model
 from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_engines.trees.fil_backend import FilBackend
 from conch_engines.trees.lightgbm_backend import LightgbmBackend
 from conch_engines.trees.named_outputs import NamedOutputsBackend
 from conch_engines.trees.sklearn_backend import SklearnBackend
@@ -99,6 +100,21 @@ def test_lightgbm(harness: Harness, kind: str) -> None:
         np.testing.assert_array_equal(found["predict"][:, 0], own > 0.5)
     else:
         np.testing.assert_array_equal(found["predict"][:, 0], own)
+
+
+def test_zeros_as_missing_values_are_refused_where_they_are_ignored(harness: Harness) -> None:
+    import lightgbm
+
+    rows = np.where(np.abs(CLEAN) < 0.4, 0, CLEAN)
+    path = harness.directory("m", {}) / "1" / "model.txt"
+    data = lightgbm.Dataset(rows, rows[:, 0] + (rows[:, 1] == 0))
+    booster = lightgbm.train({"zero_as_missing": True, "verbose": -1}, data, 3)
+    booster.save_model(path)
+    found = answers(harness, load(harness, LightgbmBackend(), "predict"), rows.astype(np.float64))
+    np.testing.assert_array_equal(found["predict"][:, 0], booster.predict(rows))
+    given = {"model_type": {"string_value": "lightgbm"}, "output_class": {"string_value": "false"}}
+    with pytest.raises(InvalidArgumentError, match=r'trained with zero_as_missing.*backend: "lightgbm"'):
+        FilBackend().complete_config({"name": "m", "parameters": given}, path.parent, {})
 
 
 def test_lightgbm_with_an_objective_of_several_outputs_that_are_no_classes(harness: Harness) -> None:
