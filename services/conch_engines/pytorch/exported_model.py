@@ -165,12 +165,7 @@ def _linear(expression: Any, least: int, most: int) -> tuple[str, int, int, int,
 def _writes(torch: Any, program: Any) -> bool:
     """True if an operator of the graph may write to an input's memory; PyTorch 2.13 does not list these."""
     graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
-    return any(
-        node.target._schema.is_mutable
-        for graph in graphs
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-    )
+    return any(node.op == "call_function" and node.is_impure() for graph in graphs for node in graph.nodes)
 
 
 def _number(value: Any) -> int:

@@ -783,7 +783,7 @@ def test_torchscript_without_a_config(harness: Harness, backend: PyTorchBackend)
         backend.complete_config({"name": "m", "input": [{"name": "a"}, {"name": "b"}]}, version, {})
 
 
-def package(source: str = "", library: bytes = b"no library", **metadata: str) -> bytes:
+def package(source: str = "", library: bytes = b"no library", /, **metadata: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/data/aotinductor/model/x.wrapper_metadata.json", json.dumps(metadata))
@@ -837,7 +837,7 @@ def test_packages_for_inputs_in_another_order_of_memory_are_refused(
 
 def test_packages_that_call_operators_outside_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
-    path.write_bytes(package(library=b"\0aoti_torch_proxy_executor_call_function\0"))
+    path.write_bytes(package("", b"\0aoti_torch_proxy_executor_call_function\0"))
     with pytest.raises(InternalError, match=r"calls operators outside of its library.*torch\.export\.save"):
         PackageFolder().library(path, "cpu")
 

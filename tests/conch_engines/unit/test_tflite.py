@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,6 @@ from tests.support.backend_harness import Harness, rows, tensor_specs
 
 pytest.importorskip("ai_edge_litert")
 
-import flatbuffers
-from ai_edge_litert import schema_py_generated as schema
-
 from conch_engines.tensorflow.tflite_backend import TfLiteBackend
 
 LEVELS = {"add_ten": 10.0, "add_two": 2.0}
@@ -20,6 +18,8 @@ LEVELS = {"add_ten": 10.0, "add_two": 2.0}
 
 def model_of_signatures() -> bytes:
     """A model with a signature for each level, which adds it to rows of any number."""
+    flatbuffers = importlib.import_module("flatbuffers")
+    schema = importlib.import_module("ai_edge_litert.schema_py_generated")
 
     def tensor(name: str, buffer: int, *shape: int) -> Any:
         made = schema.TensorT()

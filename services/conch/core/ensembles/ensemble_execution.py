@@ -26,8 +26,8 @@ from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, FlowError, Run
-from conch.core.ensembles.places import Places
 from conch.core.ensembles.plan import EnsemblePlan
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import (
     ERRORS_BY_CODE,
     CancelledError,

@@ -13,8 +13,8 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.ensembles.ensemble_execution import EnsembleExecution
 from conch.core.ensembles.fitting import Fitting, fitted
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer
-from conch.core.ensembles.places import Places
 from conch.core.ensembles.plan import EnsemblePlan
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import CancelledError, ConchError
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import RUNNING, ModelStatistics, RequestEnd

@@ -25,8 +25,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from conch.core.ensembles.places import Places, Waiter
 from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
+from conch.core.ensembles.step_places import Places, Waiter
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.support.profiles import scaled
 
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, Run
-from conch.core.ensembles.places import Places
 from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
