@@ -16,6 +16,7 @@ from pathlib import Path
 from conch.core.add_ons import load_add_ons
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from conch_control.config.problems import Problem, Problems, attempt, entry_path, nearest
+from conch_control.config.warmup import samples_without_size
 from conch_control.native_agents import NativeAgents
 from conch_control.repoagents import Checksum, ModelContext, agent_names, is_built_in
 
@@ -51,13 +52,7 @@ def ineffective_settings(
             if getattr(group, field):
                 path = f"instance_group[{number}].{field}"
                 yield Problem(path, f"{field} is accepted and has no effect in this version")
-    for number, sample in enumerate(config.model_warmup):
-        if not sample.batch_size:
-            yield Problem(
-                f"model_warmup[{number}].batch_size",
-                f"warmup sample '{sample.name}' is not run: its batch_size is 0",
-                expected="at least 1",
-            )
+    yield from samples_without_size(config)
     of_add_ons = chain.from_iterable(load_add_ons(_ADD_ONS).values())
     known = sorted({*_PARAMETERS, *of_backend, *of_add_ons})
     begins = tuple(name for name in known if name.endswith(("_", ".")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from math import prod
 from pathlib import Path
@@ -11,8 +12,10 @@ from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
 from conch_control.config.named_files import read_error, stays_within
-from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
+from conch_control.config.problems import Checked, Problem, Problems, attempt, entry_path, result_or_raise
 from conch_control.config.schema import WIRE_NAMES
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "warmup"
 
@@ -23,15 +26,27 @@ def read_warmup(config: ModelConfig, directory: Path) -> tuple[WarmupSample, ...
     Raises:
         ConchError: A sample is incomplete, or its file is unreadable or outside that folder.
     """
-    return tuple(sample for _, sample in result_or_raise(checked_warmup(config, directory)))
+    samples = tuple(sample for _, sample in result_or_raise(checked_warmup(config, directory)))
+    for problem in samples_without_size(config):
+        log.warning("model '%s': %s", config.name, problem.message)
+    return samples
+
+
+def samples_without_size(config: ModelConfig) -> Problems:
+    """Samples whose batch size is left out, which Triton does not run."""
+    for number, sample in enumerate(config.model_warmup):
+        if not sample.batch_size:
+            yield Problem(
+                f"model_warmup[{number}].batch_size",
+                f"warmup sample '{sample.name}' has no batch_size and is run with 1",
+                expected="at least 1",
+            )
 
 
 def checked_warmup(config: ModelConfig, directory: Path) -> Checked[list[tuple[int, WarmupSample]]]:
     """The samples to run with their numbers in the config, and the problems of the others."""
     samples = []
     for number, sample in enumerate(config.model_warmup):
-        if not sample.batch_size:
-            continue  # disabled, and not checked
         made = yield from _sample(f"model_warmup[{number}]", sample, directory / _FOLDER)
         if made is not None:
             samples.append((number, made))
@@ -47,7 +62,7 @@ def _sample(path: str, sample: ModelWarmup, folder: Path) -> Checked[WarmupSampl
             inputs.append(made)
     if len(inputs) != len(sample.inputs):
         return None
-    return WarmupSample(sample.name, tuple(inputs), sample.batch_size, max(sample.count, 1))
+    return WarmupSample(sample.name, tuple(inputs), max(sample.batch_size, 1), max(sample.count, 1))
 
 
 def _input(path: str, sample: ModelWarmup, name: str, folder: Path) -> Checked[WarmupInput | None]:

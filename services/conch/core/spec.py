@@ -177,7 +177,7 @@ class EnsembleScheduling:
     """The steps of an ensemble.
 
     Attributes:
-        max_inflight: Largest number of unfinished requests from the responses of a decoupled step; 0: any.
+        max_inflight: Largest number of unfinished responses of a decoupled step, of all requests; 0: any.
     """
 
     steps: tuple[EnsembleStep, ...]

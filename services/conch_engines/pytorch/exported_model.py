@@ -1,11 +1,13 @@
 """Exported programs (``torch.export.save``): signature, completion and runs.
 
-A program tells shapes, datatypes and bounds of its inputs, which are checked before a run, as the generated
-guards cost more than the run of a small model.
+A program tells shapes, datatypes, bounds and guards of its inputs, which are checked before a run by
+`ProgramDescription` and `Guards`: PyTorch's own check costs more than the run of a small model, and runs code
+of the file.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,26 +22,30 @@ from conch.core.tensor import ELEMENT_SIZES
 from conch.core.validation import shape_text
 from conch_engines.pytorch import program_archive
 from conch_engines.pytorch.program_archive import RefusedProgramError
+from conch_engines.pytorch.program_guards import Guards
 from conch_engines.pytorch.tensor_naming import leaf_paths, leaf_positions
 from conch_engines.pytorch.torch_arrays import datatypes_of
 from conch_engines.pytorch.torch_function import Program
 from conch_engines.pytorch.torch_settings import ALLOW_PICKLE
 
 _UNBOUNDED = 1 << 40
+_one_load = threading.Lock()  # PyTorch keeps the deserializer of a load in a global
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The values of one dim: a fixed one, or a symbol with its range."""
+    """The values of one dim: a fixed one, or ``factor * symbol + offset`` with its range."""
 
     symbol: str
     least: int
     most: int
+    factor: int = 1
+    offset: int = 0
 
 
 def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
     """Loads an exported program."""
-    with warnings.catch_warnings():
+    with _one_load, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.export.load(str(path)) if allow_pickle else program_archive.load(torch, path)
@@ -78,7 +84,8 @@ class ProgramDescription:
         outputs = [values.get(str(name)) for name in signature.user_outputs]
         self.bounds = [_bounds(value, ranges) for value in inputs]
         self.dtypes = [getattr(value, "dtype", None) for value in inputs]
-        self.mutates_inputs = bool(signature.user_inputs_to_mutate)
+        self.guards = Guards(getattr(program, "_guards_code", []), self.names)  # of PyTorch 2.9 on
+        self.mutates_inputs = bool(signature.user_inputs_to_mutate) or _writes(torch, program)
         out_bounds = [_bounds(value, ranges) for value in outputs]
         datatypes = datatypes_of(torch)
         batch = _batch_bounds([*self.bounds, *out_bounds])
@@ -136,17 +143,35 @@ def _bounds(value: Any, ranges: Mapping[Any, Any]) -> list[Bounds] | None:
         if isinstance(dim, int):
             dims.append(Bounds("", dim, dim))
             continue
-        found = ranges.get(dim.node.expr)
+        expression = dim.node.expr
+        found = ranges.get(expression)
         least, most = (0, _UNBOUNDED) if found is None else (_number(found.lower), _number(found.upper))
-        dims.append(Bounds(str(dim.node.expr), least, most))
+        if least == 2 and expression.is_symbol:
+            least = 0  # PyTorch's own ranges begin at 2; it takes 0 and 1 as well
+        dims.append(Bounds(*_linear(expression, least, most)))
     return dims
 
 
+def _linear(expression: Any, least: int, most: int) -> tuple[str, int, int, int, int]:
+    """The fields of `Bounds`; an expression that is not linear in one symbol counts as a symbol."""
+    if len(expression.free_symbols) == 1:
+        (symbol,) = expression.free_symbols
+        factor = expression.coeff(symbol)
+        offset = expression - factor * symbol
+        if factor.is_Integer and factor > 0 and offset.is_Integer:
+            return str(symbol), least, most, int(factor), int(offset)
+    return str(expression), least, most, 1, 0
+
+
+def _writes(torch: Any, program: Any) -> bool:
+    """True if an operator of the graph may write to an input's memory; PyTorch 2.13 does not list these."""
+    graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    return any(node.op == "call_function" and node.is_impure() for graph in graphs for node in graph.nodes)
+
+
 def _number(value: Any) -> int:
-    try:
-        return min(int(value), _UNBOUNDED)
-    except (TypeError, ValueError, OverflowError):  # infinite
-        return _UNBOUNDED
+    """A bound of a symbol, which may be one of two kinds of infinity."""
+    return _UNBOUNDED if value >= _UNBOUNDED else int(max(value, 0))
 
 
 def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
@@ -154,7 +179,13 @@ def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
     if not tensors or not all(tensors):
         return None
     first = [dims[0] for dims in tensors if dims]
-    return first[0] if first[0].symbol and all(dim.symbol == first[0].symbol for dim in first) else None
+    sizes = {(dim.symbol, dim.factor, dim.offset) for dim in first}
+    return first[0] if first[0].symbol and first[0].factor == 1 and len(sizes) == 1 else None
+
+
+def _size_text(dim: Bounds) -> str:
+    factor = "" if dim.factor == 1 else f"{dim.factor}*"
+    return f"{factor}{dim.symbol}" + (f"{dim.offset:+}" if dim.offset else "")
 
 
 class ExportedProgram(Program):
@@ -201,8 +232,20 @@ class ExportedProgram(Program):
             for size, dim in zip(shape, dims, strict=True):
                 if not dim.least <= size <= dim.most:
                     self._refuse(leaf, value)
-                if dim.symbol and symbols.setdefault(dim.symbol, size) != size:
-                    self._refuse(leaf, value)
+                if dim.symbol:
+                    number, rest = divmod(size - dim.offset, dim.factor)
+                    if rest or symbols.setdefault(dim.symbol, number) != number:
+                        self._refuse(leaf, value)
+        failed = described.guards.failed([getattr(value, "shape", ()) for value in values])
+        if failed:
+            shapes = ", ".join(
+                f"'{name}' {shape_text(tuple(value.shape))}"
+                for name, value in zip(self.leaves, values, strict=True)
+            )
+            raise InvalidArgumentError(
+                f"the shapes of the inputs ({shapes}) fail a guard of the exported program: {failed}; the "
+                f"export fixed a path of the model for shapes like its example's"
+            )
 
     def _refuse(self, leaf: int, value: Any) -> None:
         described = self._described
@@ -210,9 +253,9 @@ class ExportedProgram(Program):
         expected = ", ".join(
             str(dim.least)
             if not dim.symbol
-            else f"{dim.symbol}: {dim.least} or more"
+            else f"{_size_text(dim)}: {dim.least} or more"
             if dim.most >= _UNBOUNDED
-            else f"{dim.symbol}: {dim.least} to {dim.most}"
+            else f"{_size_text(dim)}: {dim.least} to {dim.most}"
             for dim in dims
         )
         raise InvalidArgumentError(

@@ -20,6 +20,7 @@ import threading
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ from conch_engines.pytorch.torch_function import Program
 
 _MEMBER = re.compile(r"[^/]+/data/aotinductor/([^/]+)/([^/]+)")
 _OTHER_WEIGHTS = re.compile(r"[^/]+/data/weights/[^/]*_config\.json")
+_OUTSIDE = b"aoti_torch_proxy_executor_call_function"
+# In the package's source, of the checks that AOTI_RUNTIME_CHECK_INPUTS turns on.
+_INPUT_SIZE = re.compile(r"if \((\d+) != (\w+)_size\[(\d+)\]\)")
+_INPUT_STRIDE = re.compile(r"if \((\d+) != (\w+)_stride\[(\d+)\]\)")
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -124,20 +129,38 @@ def _unpack(path: Path, folder: Path, device: str) -> None:
                     f"'{path}' keeps its weights outside of the library; package it with "
                     f"aot_inductor.package_constants_in_so"
                 )
-            if any("extern_kernel" in name for name in members):
-                raise InternalError(
-                    f"'{path}' calls operators outside of its library, which its C interface cannot; export "
-                    f"the model without custom operators"
-                )
             if not any(name.endswith(".so") for name in members):
                 raise InternalError(f"'{path}' holds no compiled library")
             for name, found in members.items():
                 if name.endswith("_metadata.json"):
                     _check_machine(path, json.loads(archive.read(name)), device)
+                if name.endswith(".wrapper.cpp"):
+                    _check_strides(path, archive.read(name).decode())
                 if not name.endswith((".cpp", ".json")):
-                    (folder / found[2]).write_bytes(archive.read(name))
+                    content = archive.read(name)
+                    if _OUTSIDE in content:
+                        raise InternalError(
+                            f"'{path}' calls operators outside of its library (custom ones, or those that "
+                            f"AOTInductor does not compile, such as torch.linalg.inv), which its C interface "
+                            f"cannot; serve the model as an exported program: torch.export.save"
+                        )
+                    (folder / found[2]).write_bytes(content)
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise InternalError(f"unable to read AOTInductor package '{path}': {error}") from error
+
+
+def _check_strides(path: Path, source: str) -> None:
+    """Refuses code that was compiled for inputs in another order of memory: it would read wrong elements."""
+    sizes = {(name, int(dim)): int(size) for size, name, dim in _INPUT_SIZE.findall(source)}
+    strides = {(name, int(dim)): int(stride) for stride, name, dim in _INPUT_STRIDE.findall(source)}
+    for (name, dim), stride in strides.items():
+        last = max(each for of, each in (*sizes, *strides) if of == name)
+        inner = [sizes.get((name, each), 0) for each in range(dim + 1, last + 1)]  # 0: dynamic
+        if sizes.get((name, dim)) != 1 and all(inner) and stride != prod(inner):
+            raise InvalidArgumentError(
+                f"'{path}' was compiled for an input that is not contiguous (stride {stride} in dimension "
+                f"{dim} of '{name}'); compile it with examples that are: example.contiguous()"
+            )
 
 
 def _check_machine(path: Path, metadata: Mapping[str, str], device: str) -> None:
@@ -174,7 +197,7 @@ def _processor_features() -> str:
 class InductorProgram(Program):
     """An AOTInductor model with the config's names."""
 
-    keeps_inputs = True
+    keeps_inputs = False  # a package does not tell
 
     def __init__(self, torch: Any, spec: ModelSpec, library: InductorLibrary, stream: Any = None) -> None:
         self._library = library

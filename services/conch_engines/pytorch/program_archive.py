@@ -344,10 +344,12 @@ _STRINGS: dict[str, Callable[[str], str]] = {
     "in_spec": _tree,
     "out_spec": _tree,
     "expr_str": _expression,
+    # Python code, which `program_guards` reads and PyTorch is not asked to run.
+    "guards_code": _any,
     # Arguments of operators, which generated code holds as literals.
     "as_string": _any,
     "as_strings": _any,
 }
 
-# Stack traces of the export, and Python code of guards: conch checks shapes itself.
-_DROPPED: dict[str, Callable[[], Any]] = {"metadata": dict, "guards_code": list}
+# Stack traces of the export.
+_DROPPED: dict[str, Callable[[], Any]] = {"metadata": dict}

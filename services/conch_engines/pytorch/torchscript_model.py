@@ -16,6 +16,7 @@ from conch_engines.pytorch.torch_function import Program
 
 _SCALARS = {"int": int, "float": float, "bool": bool}
 _TUPLES = (tuple, list)
+_UNKNOWN = frozenset({"prim::CallMethod", "prim::CallFunction"})  # calls that are not inlined
 
 
 # TorchScript finds an attribute by its name in the source text or, through `getattr`, in a string. All
@@ -181,8 +182,10 @@ def _writes_inputs(module: Any) -> bool:
         return True
     while nodes:
         node = nodes.pop()
-        if "!" in node.schema().partition("->")[0]:
+        if "!" in node.schema().partition("->")[0] or node.kind() in _UNKNOWN:
             return True
+        if node.hasAttribute("Subgraph"):  # of a fork
+            nodes.extend(node.g("Subgraph").nodes())
         for block in node.blocks():
             nodes.extend(block.nodes())
     return False

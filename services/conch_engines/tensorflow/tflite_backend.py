@@ -81,6 +81,7 @@ class _Model:
             raise InvalidArgumentError(f"unable to load TF-Lite model '{path}': the file {is_what}")
         try:
             self._model = interpreter(model_path=str(path), num_threads=threads)
+            self._runner: Any = None
             self._inputs, self._outputs = self._details(chosen, path)
             self._model.allocate_tensors()
         except ConchError:
@@ -106,19 +107,17 @@ class _Model:
         if not signatures:
             given, made = self._model.get_input_details(), self._model.get_output_details()
             return {each["name"]: each for each in given}, {each["name"]: each for each in made}
-        runner = self._model.get_signature_runner(chosen or next(iter(signatures)))
-        # The runner knows names; indices of tensors come with the interpreter's own details.
-        indices = {
-            each["name"]: each
-            for each in (*self._model.get_input_details(), *self._model.get_output_details())
-        }
-        inputs = {name: indices[each["name"]] for name, each in runner.get_input_details().items()}
-        outputs = {name: indices[each["name"]] for name, each in runner.get_output_details().items()}
+        # A signature may have a graph of its own, which only its runner can run.
+        self._runner = self._model.get_signature_runner(chosen or next(iter(signatures)))
+        inputs, outputs = self._runner.get_input_details(), self._runner.get_output_details()
         return dict(sorted(inputs.items())), dict(sorted(outputs.items()))
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         model = self._model
         try:
+            if self._runner is not None:
+                found = self._runner(**{name: inputs[name] for name in self._inputs})
+                return {name: _plain(found[name]) for name in outputs}
             if any(inputs[name].shape != shape for name, shape in self._shapes.items()):
                 for name, detail in self._inputs.items():
                     model.resize_tensor_input(detail["index"], inputs[name].shape)
@@ -136,7 +135,7 @@ class _Model:
 
     def close(self) -> None:
         """Frees the interpreter."""
-        del self._model
+        del self._model, self._runner
 
 
 def _tensor(name: str, detail: Mapping[str, Any]) -> ModelTensor:

@@ -85,7 +85,11 @@ class TreeliteEngine:
         if kind == CHECKPOINT:
             return self._load_checkpoint(path)
         if kind == LIGHTGBM:
-            read_lightgbm(path.read_bytes())
+            if read_lightgbm(path.read_bytes()).zero_is_missing:
+                raise InvalidArgumentError(
+                    f"unable to load '{path}' for model '{model}': it was trained with zero_as_missing, "
+                    f"which backend 'fil' cannot honour; set backend: \"lightgbm\", or train it without"
+                )
             return treelite.frontend.load_lightgbm_model(path)
         if kind == XGBOOST:
             return treelite.frontend.load_xgboost_model_legacy_binary(path)

@@ -48,7 +48,8 @@ class LightgbmBackend(NamedOutputsBackend):
                 f"unable to read '{path}' for model '{model}': {error.strerror}"
             ) from error
         outputs: dict[str, tuple[str, tuple[int, ...]]] = {
-            PREDICT: ("INT64" if header.classifies else "FP64", (1,)),
+            # An objective of the user's own may have several outputs that are no classes.
+            PREDICT: ("INT64", (1,)) if header.classifies else ("FP64", (header.outputs,)),
             MARGIN: ("FP64", (header.outputs,)),
             LEAF: ("INT32", (header.trees,)),
             CONTRIBUTIONS: ("FP64", contribution_dims(header.outputs, header.features)),

@@ -19,6 +19,8 @@ _END = b"end of trees"
 _PARAMETER = re.compile(rb"\[\w+:.*\]")
 _CATEGORICAL = 1
 """Bit of `decision_type` for a split by category."""
+_MISSING, _MISSING_ZERO = 0b1100, 0b0100
+"""Bits of `decision_type` for the values that are missing, and those of zeros."""
 _CATEGORY_BITS = 32
 _MOST = 1 << 20
 
@@ -39,6 +41,7 @@ class LightgbmHeader:
         trees: Number of trees.
         objective: Name of the objective with its settings; empty if unknown.
         averages: True if the output is the mean of the trees, as of a random forest.
+        zero_is_missing: True if a split takes zeros for missing values.
     """
 
     features: int
@@ -46,6 +49,7 @@ class LightgbmHeader:
     trees: int
     objective: str
     averages: bool
+    zero_is_missing: bool
 
     @property
     def classifies(self) -> bool:
@@ -76,17 +80,19 @@ def read_lightgbm(text: bytes) -> LightgbmHeader:
     if not 1 <= features < 1 << 31:
         raise DamagedError(f"{features} features")
     parts = _trees(text, start, end, fields) if start else []
+    zero_is_missing = False
     for number, part in enumerate(parts):
         try:
             if not all(b"=" in line for line in part.split(b"\n") if line):
                 raise DamagedError("a line without a value")
-            _check_tree(_fields(part), features)
+            zero_is_missing |= _check_tree(_fields(part), features)
         except DamagedError as error:
             raise DamagedError(f"tree {number}: {error}") from None
     if len(parts) % outputs:
         raise DamagedError(f"{len(parts)} trees for {outputs} outputs")
     objective = fields.get(b"objective", b"").decode(errors="replace")
-    return LightgbmHeader(features, outputs, len(parts), objective, b"average_output" in fields)
+    averages = b"average_output" in fields
+    return LightgbmHeader(features, outputs, len(parts), objective, averages, zero_is_missing)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -113,14 +119,15 @@ def _trees(text: bytes, start: int, end: int, fields: Fields) -> list[bytes]:
     return parts
 
 
-def _check_tree(fields: Fields, features: int) -> None:
+def _check_tree(fields: Fields, features: int) -> bool:
+    """Checks a tree; returns True if it takes zeros for missing values."""
     leaves = _number(fields, "num_leaves")
     if leaves < 1:
         raise DamagedError(f"{leaves} leaves")
     inner = leaves - 1
     if not inner:  # a constant, whose lists may have any length or be missing
         _numbers(fields, "leaf_value", 1)
-        return
+        return False
     split, _, decisions, left, right = (_numbers(fields, name, inner) for name in _INNER)
     _numbers(fields, "leaf_value", leaves)
     for names, count in ((_OPTIONAL_INNER, inner), (_OPTIONAL_LEAF, leaves)):
@@ -135,10 +142,12 @@ def _check_tree(fields: Fields, features: int) -> None:
     expected = np.concatenate((np.arange(-leaves, 0), np.arange(1, inner)))
     if not np.array_equal(np.sort(children), expected):
         raise DamagedError("its nodes are no tree")
-    categorical = (decisions.astype(np.int64) & _CATEGORICAL).astype(bool)
+    kinds = decisions.astype(np.int64)
+    categorical = (kinds & _CATEGORICAL).astype(bool)
     _check_categories(fields, _numbers(fields, "threshold", inner)[categorical])
     if fields.get(b"is_linear", b"0") != b"0":
         _check_linear(fields, leaves, features)
+    return bool(((kinds & _MISSING == _MISSING_ZERO) & ~categorical).any())
 
 
 def _check_categories(fields: Fields, used: Array) -> None:

@@ -246,7 +246,7 @@ def test_parameters_that_an_engine_does_not_read() -> None:
             "dynamic_batching.priority_queue_policy",
         ),
         ('instance_group { host_policy: "h" }', 31, "instance_group[0].host_policy"),
-        ('model_warmup { name: "s" }', 14, "model_warmup[0].batch_size"),
+        ('model_warmup { name: "s" inputs { key: "X" value { data_type: TYPE_UINT8 dims: 1 zero_data: true } } }', 14, "model_warmup[0].batch_size"),
         ('parameters { key: "CONCH_PADING" value {} }', 40, 'parameters["CONCH_PADING"]'),
         ("dynamic_batching { default_queue_policy { timeout_action: 7 max_queue_size: 1 } }", 59,
          "dynamic_batching.default_queue_policy.timeout_action"),

@@ -65,8 +65,15 @@ def test_everything_a_sample_says(directory: Path) -> None:
     )
 
 
-def test_batch_size_zero_skips_a_sample_whatever_it_says(directory: Path) -> None:
-    assert read(sample("dims: -1", more="count: 3"), directory) == ()
+def test_a_sample_without_batch_size_is_run_with_one(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    zeros = "data_type: TYPE_FP32 dims: 2 zero_data: true"
+    inputs = (WarmupInput("X", "FP32", (2,), "ZERO"),)
+    assert read('name: "c" ' + sample(zeros, more="count: 3"), directory) == (
+        WarmupSample("w", inputs, 1, 3),
+    )
+    assert "model 'c': warmup sample 'w' has no batch_size and is run with 1" in caplog.text
 
 
 def test_more_of_a_file_than_needed_is_left(directory: Path) -> None:

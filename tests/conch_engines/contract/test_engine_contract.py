@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,12 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.backend_harness import Harness, HarnessAnswer, one_batch
+from tests.support.engines import ENGINES, missing_packages
 from tests.support.engines.engine import WIDTH, Engine, sample_rows
 from tests.support.engines.engine_models import spec_of, version_of
 from tests.support.servers import client_of, eventually, serving, tensor
 
 from conch.backends import load_backend
 from conch.core.errors import ConchError
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec, WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES, Array, Tensor, encode_bytes
@@ -210,6 +213,35 @@ def test_versions_change_under_load(engine: Engine, tmp_path: Path) -> None:
             thread.join()
     assert not errors
     assert all(any(np.allclose(each, level, 1e-5, 1e-6) for level in levels) for each in seen)
+
+
+def test_six_files_load_at_once(engine: Engine, harness: Harness) -> None:
+    loads_at_once(harness, [engine] * 6)
+
+
+def test_files_of_all_engines_load_at_once(harness: Harness) -> None:
+    engines = [each for each in ENGINES if not each.slow and not missing_packages(each)]
+    loads_at_once(harness, engines * 2)
+
+
+def loads_at_once(harness: Harness, engines: list[Engine]) -> None:
+    """Each model answers as its engine does, whatever loads beside it."""
+    versions = [version_of(engine, harness, f"m{n}") for n, engine in enumerate(engines)]
+    start = threading.Barrier(len(engines))
+
+    def load(n: int) -> Model:
+        backend, spec = load_backend(engines[n].backend), spec_of(engines[n], harness, f"m{n}")
+        start.wait()
+        backend.check(spec)
+        return harness.load(backend, spec)
+
+    with ThreadPoolExecutor(len(engines)) as threads:
+        models = list(threads.map(load, range(len(engines))))
+    rows = sample_rows(2)
+    for engine, version, model in zip(engines, versions, models, strict=True):
+        output, expected = next(iter(engine.direct(version, rows).items()))
+        answer = harness.infer(model, {engine.input: rows}).array(output)
+        np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6, err_msg=engine.name)
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from tests.conch_engines.unit.test_trees import config_of, spec_of
 from tests.support.backend_harness import Harness, tensor_specs
-from tests.support.tree_models import FEATURES, lightgbm_model, samples, sklearn_model, xgboost_model
+from tests.support.tree_models import FEATURES, labels, lightgbm_model, samples, sklearn_model, xgboost_model
 
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_version import Model
 from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_engines.trees.fil_backend import FilBackend
 from conch_engines.trees.lightgbm_backend import LightgbmBackend
 from conch_engines.trees.named_outputs import NamedOutputsBackend
 from conch_engines.trees.sklearn_backend import SklearnBackend
@@ -99,6 +100,36 @@ def test_lightgbm(harness: Harness, kind: str) -> None:
         np.testing.assert_array_equal(found["predict"][:, 0], own > 0.5)
     else:
         np.testing.assert_array_equal(found["predict"][:, 0], own)
+
+
+def test_zeros_as_missing_values_are_refused_where_they_are_ignored(harness: Harness) -> None:
+    import lightgbm
+
+    rows = np.where(np.abs(CLEAN) < 0.4, 0, CLEAN)
+    path = harness.directory("m", {}) / "1" / "model.txt"
+    data = lightgbm.Dataset(rows, rows[:, 0] + (rows[:, 1] == 0))
+    booster = lightgbm.train({"zero_as_missing": True, "verbose": -1}, data, 3)
+    booster.save_model(path)
+    found = answers(harness, load(harness, LightgbmBackend(), "predict"), rows.astype(np.float64))
+    np.testing.assert_array_equal(found["predict"][:, 0], booster.predict(rows))
+    given = {"model_type": {"string_value": "lightgbm"}, "output_class": {"string_value": "false"}}
+    with pytest.raises(InvalidArgumentError, match=r'trained with zero_as_missing.*backend: "lightgbm"'):
+        FilBackend().complete_config({"name": "m", "parameters": given}, path.parent, {})
+
+
+def test_lightgbm_with_an_objective_of_several_outputs_that_are_no_classes(harness: Harness) -> None:
+    import lightgbm
+
+    def own(predictions: Array, data: Any) -> tuple[Array, Array]:
+        return predictions - data.get_label()[:, None] * [1, 2, 3], np.ones_like(predictions)
+
+    data = lightgbm.Dataset(samples(), labels("regression"))
+    settings = {"objective": own, "num_class": 3, "min_data_in_leaf": 2, "verbose": -1}
+    booster = lightgbm.train(settings, data, 3)
+    booster.save_model(harness.directory("m", {}) / "1" / "model.txt")
+    found = answers(harness, load(harness, LightgbmBackend(), "predict"), samples().astype(np.float64))
+    np.testing.assert_array_equal(found["predict"], booster.predict(samples()))
+    assert found["predict"].shape == (len(samples()), 3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,7 @@ from conch.core.spec import (
 from conch_engines.pytorch.exported_model import load_program
 from conch_engines.pytorch.inductor_model import PackageFolder
 from conch_engines.pytorch.program_archive import RefusedProgramError, checked
+from conch_engines.pytorch.program_guards import Guards
 from conch_engines.pytorch.pytorch_backend import PyTorchBackend
 from conch_engines.pytorch.torch_settings import ProcessSettings
 
@@ -80,6 +81,15 @@ class Scalar(torch.nn.Module):
 class Writes(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.add_(1)
+
+
+def add_one(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+class WritesInFork(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.jit.wait(torch.jit.fork(add_one, x))
 
 
 class Counts(torch.nn.Module):
@@ -243,8 +253,11 @@ def test_results_that_are_no_outputs(
     assert re.search(text, error, re.DOTALL), error
 
 
-def test_a_model_that_writes_to_its_input_writes_to_a_copy(harness: Harness, backend: PyTorchBackend) -> None:
-    model = served(harness, backend, script(Writes()), fp32("x"), fp32("Y"))
+@pytest.mark.parametrize("module", [Writes(), WritesInFork()], ids=type)
+def test_a_model_that_writes_to_its_input_writes_to_a_copy(
+    harness: Harness, backend: PyTorchBackend, module: Any
+) -> None:
+    model = served(harness, backend, script(module), fp32("x"), fp32("Y"))
     request, answer = harness.request({"x": rows(5)})
     model.submit(request)
     assert answer.array("Y")[0, 0] == 6
@@ -355,6 +368,116 @@ def test_names_and_bounds_of_an_exported_program(
     with pytest.raises(ConchError, match='Input "nope" for model instance "m" is not found in model'):
         served(harness, backend, nested, tensor_specs(x=three, more_y=three, nope=three), outputs,
                model_file="model.pt2")  # fmt: skip
+
+
+class Paths(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1) if x.shape[1] % 2 == 0 else x.max(1).values
+
+
+class Shifted(torch.nn.Module):
+    def forward(self, x: Tensor, more: dict[str, list[Tensor]]) -> Tensor:
+        return x[1:] + more["a b"][0]
+
+
+class Pairs(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0] // 2, 2, -1).sum(1)
+
+
+def complete_and_load(harness: Harness, backend: PyTorchBackend, content: bytes) -> tuple[Any, Model]:
+    """A model with the config that its file completes."""
+    version = harness.directory("m", {"1/model.pt2": content}) / "1"
+    completed = backend.complete_config({"name": "m", "default_model_filename": "model.pt2"}, version, {})
+    inputs, outputs = (
+        tuple(
+            TensorSpec(each["name"], "FP32", tuple(each["dims"]), () if "reshape" in each else None)
+            for each in completed[kind]
+        )
+        for kind in ("input", "output")
+    )
+    size = completed.get("max_batch_size", 0)
+    return completed, served(
+        harness, backend, content, inputs, outputs, model_file="model.pt2", max_batch_size=size
+    )
+
+
+DIMS = {
+    "no max": lambda: torch.export.Dim("batch"),
+    "min": lambda: torch.export.Dim("batch", min=1),
+    "auto": lambda: torch.export.Dim.AUTO,
+    "dynamic": lambda: torch.export.Dim.DYNAMIC,
+    "hint": lambda: torch.export.Dim.AUTO(max=50),
+}
+
+
+@pytest.mark.parametrize("way", DIMS)
+def test_dims_without_bounds(harness: Harness, backend: PyTorchBackend, way: str) -> None:
+    content = saved(exported(Doubled(), (torch.zeros(3, 2),), dynamic_shapes=({0: DIMS[way]()},)))
+    completed, model = complete_and_load(harness, backend, content)
+    assert completed["max_batch_size"] == (50 if way == "hint" else 4)
+    for count in (1, 3):
+        answer = harness.infer(model, {"x": rows(*[3] * count)})
+        assert answer.array("OUTPUT__0").tolist() == [[6, 6]] * count
+
+
+def test_shapes_of_another_path_of_the_model_are_refused(harness: Harness, backend: PyTorchBackend) -> None:
+    auto = torch.export.Dim.AUTO
+    content = saved(exported(Paths(), (torch.zeros(2, 4),), dynamic_shapes=({0: auto, 1: auto},)))
+    _, model = complete_and_load(harness, backend, content)
+    assert harness.infer(model, {"x": np.array([[1, 2, 3, 6]], np.float32)}).array("OUTPUT__0") == [3]
+    assert harness.infer(model, {"x": rows(1, width=5)}).error == (
+        "the shapes of the inputs ('x' [1,5]) fail a guard of the exported program: (L['x'].size()[1] % 2) "
+        "== 0; the export fixed a path of the model for shapes like its example's"
+    )
+
+
+def test_relations_of_dims(harness: Harness, backend: PyTorchBackend) -> None:
+    auto, pairs = torch.export.Dim.AUTO, torch.export.Dim("pairs", min=1, max=9)
+    given = torch.zeros(4, 3), {"a b": [torch.zeros(3, 3)]}
+    shapes = {0: auto}, {"a b": [{0: auto}]}
+    _, model = complete_and_load(harness, backend, saved(exported(Shifted(), given, dynamic_shapes=shapes)))
+
+    def ask(x: int, y: int) -> Any:
+        arrays = {"x": rows(*[1] * x, width=3), "more_a_b_0": rows(*[1] * y, width=3)}
+        return harness.infer(model, arrays)
+
+    assert ask(6, 5).array("OUTPUT__0").shape == (5, 3)
+    assert "exported for" in ask(5, 5).error
+    content = saved(exported(Pairs(), (torch.zeros(4, 3),), dynamic_shapes=({0: 2 * pairs},)))
+    completed, model = complete_and_load(harness, backend, content)
+    assert "max_batch_size" not in completed
+    answer = harness.infer(model, {"x": rows(1, 1, 1, 1, width=3)})
+    assert answer.array("OUTPUT__0").tolist() == [[2, 2, 2]] * 2
+    assert ": 2 to 18, 3]" in harness.infer(model, {"x": rows(1, 1, 1, width=3)}).error
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exit()", "L['x'].data", "L['x'].size().__class__", "9**9**9", "L['y'].size()[0] == 1", "(lambda: 1)()"],
+)
+def test_guards_that_are_no_conditions_of_sizes_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a guard of the exported program can't be checked"):
+        Guards([text], ["x"])
+
+
+class WritesBelow(torch.nn.Module):
+    """Writes through a view, within the graph of a branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, :1].add_(1)
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,))
+
+
+@pytest.mark.parametrize("module", [Writes(), WritesBelow()], ids=type)
+def test_a_program_that_writes_to_its_input_writes_to_a_copy(
+    harness: Harness, backend: PyTorchBackend, module: Any
+) -> None:
+    _, model = complete_and_load(harness, backend, saved(exported(module, (torch.zeros(3, 2),))))
+    request, answer = harness.request({"x": rows(5)})
+    model.submit(request)
+    assert answer.array("OUTPUT__0")[0, 0] == (6 if isinstance(module, Writes) else 12)
+    assert request.inputs["x"].numpy().tolist() == [[5, 5]]
 
 
 def _symbol(text: str) -> str:
@@ -660,11 +783,12 @@ def test_torchscript_without_a_config(harness: Harness, backend: PyTorchBackend)
         backend.complete_config({"name": "m", "input": [{"name": "a"}, {"name": "b"}]}, version, {})
 
 
-def package(**metadata: str) -> bytes:
+def package(source: str = "", library: bytes = b"no library", /, **metadata: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/data/aotinductor/model/x.wrapper_metadata.json", json.dumps(metadata))
-        archive.writestr("a/data/aotinductor/model/x.wrapper.so", b"no library")
+        archive.writestr("a/data/aotinductor/model/x.wrapper.cpp", source)
+        archive.writestr("a/data/aotinductor/model/x.wrapper.so", library)
     return buffer.getvalue()
 
 
@@ -682,6 +806,40 @@ def test_packages_for_other_machines(
 ) -> None:
     with pytest.raises(ConchError, match=text):
         served(harness, backend, package(**metadata), fp32("ARGS[0]"), fp32("RESULT"), model_file="model.pt2")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "contiguous"),
+    [
+        ({"size": {0: 2, 1: 4}, "stride": {0: 4, 1: 1}}, True),
+        ({"size": {1: 4}, "stride": {0: 4, 1: 1}}, True),  # a dynamic batch
+        ({"size": {0: 2, 1: 4}, "stride": {0: 1, 1: 2}}, False),
+        ({"size": {0: 2}, "stride": {0: 1, 1: 2}}, False),  # [2, -1], transposed
+        ({"size": {1: 4}, "stride": {1: 7}}, False),
+        ({"size": {1: 1, 2: 4}, "stride": {0: 4, 1: 1, 2: 1}}, True),  # a dim of 1 has any stride
+    ],
+)
+def test_packages_for_inputs_in_another_order_of_memory_are_refused(
+    tmp_path: Path, shapes: dict[str, dict[int, int]], contiguous: bool
+) -> None:
+    source = "".join(
+        f"if ({value} != arg0_1_{kind}[{dim}]) {{\n"
+        for kind, of in shapes.items()
+        for dim, value in of.items()
+    )
+    path = tmp_path / "model.pt2"
+    path.write_bytes(package(source))
+    with (
+        nullcontext() if contiguous else pytest.raises(InvalidArgumentError, match=r"not contiguous .stride")
+    ):
+        PackageFolder().library(path, "cpu")
+
+
+def test_packages_that_call_operators_outside_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(package("", b"\0aoti_torch_proxy_executor_call_function\0"))
+    with pytest.raises(InternalError, match=r"calls operators outside of its library.*torch\.export\.save"):
+        PackageFolder().library(path, "cpu")
 
 
 def test_packages_are_unpacked_once(tmp_path: Path) -> None:

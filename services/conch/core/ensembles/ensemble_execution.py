@@ -27,6 +27,7 @@ from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, FlowError, Run
 from conch.core.ensembles.plan import EnsemblePlan
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import (
     ERRORS_BY_CODE,
     CancelledError,
@@ -49,6 +50,7 @@ class Owner(Protocol):
     clock: Clock
     plan: EnsemblePlan
     fitting: Fitting
+    places: Places
     statistics: ModelStatistics
 
     def answer(self, request: InferenceRequest, answer: EnsembleAnswer) -> None:
@@ -68,6 +70,8 @@ class EnsembleExecution:
             owner.plan,
             request.requested,
             Correlation(request.correlation_id, request.sequence_start, request.sequence_end),
+            owner.places,
+            self,
         )
         self._lock = threading.Lock()  # guards all below, and the flow
         self._children: dict[InferenceRequest, Run] = {}
@@ -100,6 +104,10 @@ class EnsembleExecution:
         for child in children:
             self._owner.admission.cancel(child)
         return first
+
+    def open_next(self, step: int) -> None:
+        """Opens a response that waited for a place; see `Waiter`."""
+        self._handle(lambda flow: flow.open_next(step))
 
     def _on_response(self, child: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Handles a step's response; the responder of the steps' requests."""
@@ -155,10 +163,10 @@ class EnsembleExecution:
             runs, answers = self._flow.take()
             self._outbox.extend(answers)
             self._outbox.extend(runs)
-            if self._emptying:
-                return None
-            self._emptying = True
-        return self._empty_outbox(may_claim)
+            empties, self._emptying = not self._emptying, True
+        claim = self._empty_outbox(may_claim) if empties else None
+        self._owner.places.wake()
+        return claim
 
     def _empty_outbox(self, may_claim: bool) -> InlineClaim | None:
         """Sends the answers and submits the steps in the outbox."""

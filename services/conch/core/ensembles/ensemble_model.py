@@ -14,6 +14,7 @@ from conch.core.ensembles.ensemble_execution import EnsembleExecution
 from conch.core.ensembles.fitting import Fitting, fitted
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer
 from conch.core.ensembles.plan import EnsemblePlan
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import CancelledError, ConchError
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import RUNNING, ModelStatistics, RequestEnd
@@ -38,6 +39,7 @@ class EnsembleModel:
         plan: Plan of its tensors.
         admission: Admits the requests of its steps.
         fitting: Makes them.
+        places: Places of responses of its decoupled steps.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -51,6 +53,7 @@ class EnsembleModel:
         self._registry = registry
         self.admission = Admission(registry, "ensemble-step")
         self.fitting = Fitting(plan, self.admission)
+        self.places = Places(plan.max_inflight)
         self.clock = clock
         self._validate = RequestValidator(spec)
         self._shaper = Shaper(spec)

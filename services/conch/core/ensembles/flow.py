@@ -21,11 +21,12 @@ Guarantees: a step runs once in each iteration of its scope; after the last answ
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
+from conch.core.ensembles.step_places import Places, Waiter
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
@@ -166,21 +167,31 @@ class Flow:
         plan: The ensemble.
         requested: Names of the outputs that the client wants; None for all.
         correlation: The request's sequence.
+        places: Places of the responses of decoupled steps, shared by the ensemble's requests.
+        waiter: The request in these.
 
     Attributes:
         over: True if the last answer is made; runs may still be in flight.
     """
 
     def __init__(
-        self, plan: EnsemblePlan, requested: tuple[str, ...] | None, correlation: Correlation
+        self,
+        plan: EnsemblePlan,
+        requested: tuple[str, ...] | None,
+        correlation: Correlation,
+        places: Places,
+        waiter: Waiter,
     ) -> None:
         self._plan = plan
+        self._places = places
+        self._waiter = waiter
         self._selection: Selection = plan.select(requested)
         self._correlation = correlation
         self._top = _Iteration(-1, None, len(self._selection.outputs))
         self._running: set[Run] = set()
-        self._inflight: dict[int, int] = {}
+        self._inflight: Counter[int] = Counter()
         self._waiting: dict[int, deque[_Waiting]] = {}
+        self._ready: list[int] = []  # steps that have got a place for a waiting response
         self._runs: list[Run] = []
         self._answers: list[EnsembleAnswer] = []
         self.over = False
@@ -263,19 +274,27 @@ class Flow:
         self._answers.append(EnsembleAnswer(None, self._correlation, error, True))
         self._end()
 
+    def open_next(self, step: int) -> None:
+        """Opens a waiting response of a step, which has got a place."""
+        if self.over:
+            self._places.free(step, self._waiter)
+            return
+        self._ready.append(step)
+        self._conclude()
+
     def _take_answer(self, answer: _Waiting) -> None:
-        """Opens an iteration for a response of a decoupled step, at once or when fewer are in flight."""
-        step, limit = answer.run.step.number, self._plan.max_inflight
+        """Opens an iteration for a response of a decoupled step, at once or when there is a place."""
+        step = answer.run.step.number
         answer.run._iteration.busy += 1
-        if limit and (self._inflight.get(step, 0) >= limit or self._waiting.get(step)):
-            self._waiting.setdefault(step, deque()).append(answer)
-        else:
-            self._open(answer)
+        # In order: another may wait whose place is on its way.
+        self._waiting.setdefault(step, deque()).append(answer)
+        if self._places.take(step, self._waiter):
+            self._open(self._waiting[step].popleft())
 
     def _open(self, answer: _Waiting) -> None:
         run = answer.run
         step = run.step.number
-        self._inflight[step] = self._inflight.get(step, 0) + 1
+        self._inflight[step] += 1
         iteration = _Iteration(step, run._iteration, len(self._selection.outputs))
         self._settle_all(run, iteration, answer.outputs, answer.correlation)
         self._end_work_in(iteration)
@@ -351,12 +370,14 @@ class Flow:
                 return
             if current.maker >= 0:
                 self._inflight[current.maker] -= 1
+                if self._places.free(current.maker, self._waiter):
+                    self._ready.append(current.maker)
             current = current.above
 
     def _conclude(self) -> None:
         """Opens waiting responses, and makes the last answer if no work is left."""
-        if self._waiting:
-            self._open_waiting()
+        while self._ready:  # an iteration may end at once, and make room for another
+            self._open(self._waiting[self._ready.pop(0)].popleft())
         if not self._plan.decoupled:
             if self._answers:
                 self._answers[-1].final = True
@@ -370,18 +391,12 @@ class Flow:
                 self._answers.append(EnsembleAnswer(None, self._correlation, None, True))
             self._end()
 
-    def _open_waiting(self) -> None:
-        limit = self._plan.max_inflight
-        opened = True
-        while opened:  # an iteration may end at once, and make room for another step
-            opened = False
-            for step, waiting in self._waiting.items():
-                while waiting and self._inflight[step] < limit:
-                    self._open(waiting.popleft())
-                    opened = True
-
     def _end(self) -> None:
         self.over = True
+        self._places.leave(self._waiter)
+        for step in [*self._inflight.elements(), *self._ready]:
+            self._places.free(step, self._waiter)
+        self._inflight.clear()
         self._waiting.clear()
         # Runs in flight keep their iterations, whose tensors have no more use.
         self._top.tensors.clear()

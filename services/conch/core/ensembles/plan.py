@@ -64,7 +64,7 @@ class EnsemblePlan:
         inputs: Names of its inputs.
         outputs: Names of its outputs.
         steps: Its steps, numbered in their order; every tensor is an input or comes out of one step.
-        max_inflight: Limit of a decoupled step's responses in flight; 0 for none.
+        max_inflight: Limit of responses in flight of a decoupled step, of all requests; 0 for none.
 
     Attributes:
         decoupled: True if the ensemble is decoupled.

@@ -16,6 +16,7 @@ from tests.support.profiles import scaled
 
 from conch.core.ensembles.flow import Correlation, EnsembleAnswer, Flow, Run
 from conch.core.ensembles.plan import EnsemblePlan, ModelStep, Selection
+from conch.core.ensembles.step_places import Places
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor
@@ -119,9 +120,12 @@ def plans(draw: st.DrawFn) -> EnsemblePlan:
 class Driver:
     """Answers a flow's runs in any order, and keeps what it says."""
 
-    def __init__(self, plan: EnsemblePlan, requested: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, plan: EnsemblePlan, requested: tuple[str, ...] | None = None, places: Places | None = None
+    ) -> None:
         self.plan = plan
-        self.flow = Flow(plan, requested, NO_SEQUENCE)
+        self.places = places or Places(plan.max_inflight)
+        self.flow = Flow(plan, requested, NO_SEQUENCE, self.places, self)
         self.open: list[tuple[Run, Iterator[tuple[Values | None, bool]]]] = []
         self.runs: list[Run] = []
         self.answers: list[EnsembleAnswer] = []
@@ -151,6 +155,11 @@ class Driver:
         made = None if outputs is None else [tensor(value, name) for name, value in outputs.items()]
         self.flow.respond(run, made, None, final)
         self.take(together)
+        self.places.wake()
+
+    def open_next(self, step: int) -> None:
+        self.flow.open_next(step)
+        self.take()
 
     def check_nothing_left(self) -> None:
         assert not self.open
@@ -209,6 +218,37 @@ def check_what_comes_out(plan: EnsemblePlan, data: st.DataObject) -> None:
         assert len(driver.answers) == 1
 
 
+@settings(max_examples=scaled(200), deadline=None)
+@given(plans(), st.data())
+def test_requests_share_the_limit_of_answers_under_way(plan: EnsemblePlan, data: st.DataObject) -> None:
+    """Some are cancelled; the others make what they make alone."""
+    places = Places(plan.max_inflight)
+    drivers = [Driver(plan, None, places) for _ in range(3)]
+    for driver in drivers:
+        driver.flow.start({name: tensor(name) for name in plan.inputs})
+        driver.take()
+    expected = evaluate(plan, plan.select(None), {name: name for name in plan.inputs})
+    cancelled: set[int] = set()
+    while busy := [number for number, driver in enumerate(drivers) if driver.open]:
+        number = data.draw(st.sampled_from(busy))
+        driver = drivers[number]
+        if not driver.flow.over and data.draw(st.integers(0, 7)) == 0:
+            cancelled.add(number)
+            driver.flow.fail(CancelledError(""))
+            driver.take()
+            places.wake()
+        else:
+            driver.advance(data.draw(st.integers(0, len(driver.open) - 1)))
+        total: Counter[int] = Counter()
+        for driver in drivers:
+            total.update(driver.flow.in_flight)
+        assert not plan.max_inflight or all(count <= plan.max_inflight for count in total.values())
+    for number, driver in enumerate(drivers):
+        driver.check_nothing_left()
+        made = sum(answer.outputs is not None for answer in driver.answers)
+        assert number in cancelled or made == expected.answers.total()
+
+
 @settings(max_examples=scaled(300), deadline=None)
 @given(plans(), st.data())
 def test_errors_end_it_once_and_runs_are_drained(plan: EnsemblePlan, data: st.DataObject) -> None:
@@ -255,10 +295,17 @@ def chain(*decoupled: bool, max_inflight: int = 0) -> EnsemblePlan:
     return EnsemblePlan("e", ["X"], [names[-1]], steps, max_inflight)
 
 
+class NoWaiter:
+    """The only request of its ensemble, which never waits for another."""
+
+    def open_next(self, step: int) -> None:
+        raise AssertionError(step)
+
+
 def start(
     plan: EnsemblePlan, requested: tuple[str, ...] | None = None
 ) -> tuple[Flow, list[Run], list[EnsembleAnswer]]:
-    flow = Flow(plan, requested, Correlation(3, True, False))
+    flow = Flow(plan, requested, Correlation(3, True, False), Places(plan.max_inflight), NoWaiter())
     flow.start({name: tensor(name) for name in plan.inputs})
     return flow, *flow.take()
 

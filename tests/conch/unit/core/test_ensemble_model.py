@@ -119,7 +119,12 @@ class House:
         self.send(Answers(), name, may_claim=True)
 
     def ensemble(
-        self, steps: list[tuple[str, str, str]], name: str = "e", clock: Any = None, **spec: Any
+        self,
+        steps: list[tuple[str, str, str]],
+        name: str = "e",
+        clock: Any = None,
+        max_inflight: int = 0,
+        **spec: Any,
     ) -> EnsembleModel:
         """Steps are (model, tensor for IN, tensor for OUT); the first gets IN, OUT is the ensemble's."""
         made = [
@@ -133,7 +138,7 @@ class House:
             )
             for number, (model, source, target) in enumerate(steps)
         ]
-        plan = EnsemblePlan(name, ["IN"], ["OUT"], made)
+        plan = EnsemblePlan(name, ["IN"], ["OUT"], made, max_inflight)
         model_spec = make_spec(name=name, decoupled=plan.decoupled, **spec)
         more = {} if clock is None else {"clock": clock}
         ensemble: EnsembleModel = self.put(EnsembleModel(model_spec, plan, self.registry, **more))
@@ -648,6 +653,42 @@ def test_a_request_that_does_not_fit_is_refused(house: House) -> None:
     ensemble = house.ensemble(chain("m"))
     with pytest.raises(InvalidArgumentError, match="unexpected inference output 'NO' for model 'e'"):
         ensemble.submit(make_request(name="e", requested=("NO",)))
+
+
+def say_twice(request: InferenceRequest) -> None:
+    for number in range(2):
+        output = Tensor.from_array("OUT", request.inputs["IN"].numpy() + number)
+        request.respond(InferenceResponse([output]), final=bool(number))
+
+
+def test_requests_share_the_limit_of_responses_in_flight(house: House) -> None:
+    house.direct("p", say_twice, decoupled=True)
+    consumer = house.direct("c", keep)
+    house.ensemble(chain("p", "c"), max_inflight=2)
+    answers = Answers()
+    requests = [house.send(answers, value=float(number)) for number in range(4)]
+    house.admission.cancel(requests[1])  # its responses leave the line
+    for done in range(6):
+        assert len(consumer.requests) == min(done + 2, 6)
+        add_one(consumer.requests[done])
+    assert answers.wait(4)
+    assert [answers.finals_of(request) for request in requests] == [1] * 4
+    seen = [each.inputs["IN"].numpy().ravel()[0] for each in consumer.requests]
+    assert seen == [0, 1, 2, 3, 3, 4]
+
+
+def test_places_that_requests_pass_to_each_other_need_no_stack(house: House) -> None:
+    house.direct("p", say_twice, decoupled=True)
+    answering = False
+    consumer = house.direct("c", lambda request: add_one(request) if answering else None)
+    house.ensemble(chain("p", "c"), max_inflight=1)
+    answers = Answers()
+    for _ in range(1000):
+        house.send(answers)
+    answering = True
+    add_one(consumer.requests[0])
+    assert answers.finals == 1000
+    assert len(consumer.requests) == 2000
 
 
 def test_decoupled_steps_answer_through_the_ensemble(house: House) -> None:
