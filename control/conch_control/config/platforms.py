@@ -104,7 +104,7 @@ def filling_backend(
         ),
         expected="the name of a backend, or a model file of a usual name, such as model.py or model.onnx, in "
         "the version directories",
-        found="nothing",
+        found=files or "nothing",
     )
 
 
@@ -243,12 +243,17 @@ def _is_of_trees(entry: Format, version_directory: Path | None) -> bool:
 
 
 def _files_of(version_directory: Path) -> str:
-    """The files of a version that are recognised, with what they are."""
+    """The files of a version that are recognised or have a usual name, with what they are."""
     try:
         paths = sorted(version_directory.iterdir())
     except OSError:
         return ""
-    found = [f"'{path.name}', which {what}" for path in paths[:_MOST_FILES] if (what := describe(path))]
+    unlike = dict.fromkeys((each.model_file for each in OWN_FORMATS), "has not the content of such a file")
+    found = [
+        f"'{path.name}', which {what}"
+        for path in paths[:_MOST_FILES]
+        if (what := describe(path) or unlike.get(path.name))
+    ]
     return "; ".join(found)
 
 

@@ -195,6 +195,13 @@ def test_nothing_tells_the_backend(tmp_path: Path) -> None:
         assert "scikit-learn models with skops.io.dump or to ONNX" in raised.value.message
 
 
+def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
+    (tmp_path / "xgboost.json").write_text('{"x": 1}')
+    (problem,) = filling_backend(ModelConfig(name="m"), has("xgboost.json"), tmp_path)
+    assert problem.found == "'xgboost.json', which has not the content of such a file"
+    assert problem.found in problem.message
+
+
 @pytest.mark.parametrize(
     ("platform", "backend", "message"),
     [
