@@ -83,7 +83,8 @@ class _Model:
             self._model = interpreter(model_path=str(path), num_threads=threads)
             self._runner: Any = None
             self._inputs, self._outputs = self._details(chosen, path)
-            self._model.allocate_tensors()
+            if self._runner is None:  # which allocates itself, and counts as a reference to internal data
+                self._model.allocate_tensors()
         except ConchError:
             raise
         except Exception as error:  # of the engine
