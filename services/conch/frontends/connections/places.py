@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
+from heapq import nsmallest
 from typing import Final, Protocol
 
 RESERVED_CONNECTIONS: Final = 8
 """Places above the limit of connections, for health checks."""
+
+
+_SHARE = 64
+"""Connections for each one that gives way."""
 
 
 class Place(Enum):
@@ -44,28 +49,38 @@ class Seated(Protocol):
         """Ends it; its client has a moment to read why, until a second call."""
 
 
-def find_place(connections: Collection[Seated], most: int) -> Place:
-    """Finds a place for one more connection: the idle one that was quiet longest gives way."""
-    if len(connections) < most:
+def find_place(connections: Collection[Seated], leaving: int, most: int) -> Place:
+    """Finds a place for one more connection: the idle ones that were quiet longest give way.
+
+    It looks at all connections, so some give way at once where there may be many.
+
+    Args:
+        connections: The connections of the port.
+        leaving: Number of those that are leaving.
+        most: Limit of the others.
+    """
+    at_once = max(most // _SHARE, 1)
+    if len(connections) - leaving < most and leaving <= RESERVED_CONNECTIONS + at_once:
         return Place.FREE
-    leaving = sorted((each for each in connections if each.leaving), key=_heard_at)
-    for each in leaving[:-RESERVED_CONNECTIONS]:
+    for each in sorted((each for each in connections if each.leaving), key=_heard_at)[:-RESERVED_CONNECTIONS]:
         each.leave()
     staying = [each for each in connections if not each.leaving]
     reserved = [each for each in staying if each.reserved]
-    if len(staying) - len(reserved) < most or _clear(each for each in staying if not each.reserved):
+    if len(staying) - len(reserved) < most or _clear(
+        (each for each in staying if not each.reserved), at_once
+    ):
         return Place.FREE
-    if len(reserved) < RESERVED_CONNECTIONS or _clear(reserved):
+    if len(reserved) < RESERVED_CONNECTIONS or _clear(reserved, 1):
         return Place.RESERVED
     return Place.NONE
 
 
-def _clear(connections: Iterable[Seated]) -> bool:
-    """Has one of these leave; False if none is idle."""
-    idle = [each for each in connections if each.idle]
-    if idle:
-        min(idle, key=_heard_at).leave()
-    return bool(idle)
+def _clear(connections: Iterable[Seated], count: int) -> bool:
+    """Has so many of these leave; False if none is idle."""
+    quiet = nsmallest(count, (each for each in connections if each.idle), key=_heard_at)
+    for each in quiet:
+        each.leave()
+    return bool(quiet)
 
 
 def _heard_at(connection: Seated) -> float:

@@ -155,6 +155,7 @@ class ListenerState:
     Attributes:
         entering: Accepted connections that are not open yet, as during TLS's handshake, in order.
         connections: Open connections.
+        leaving: Number of connections that make room for others.
         tasks: Tasks of their handlers.
     """
 
@@ -170,6 +171,7 @@ class ListenerState:
         self.most_connections = most_connections
         self.entering: dict[Any, None] = {}
         self.connections: set[Any] = set()
+        self.leaving = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.on_lost = on_lost
         self._unparsed: deque[SlicedParser] = deque()

@@ -69,6 +69,7 @@ class Connection:
         self.progress = ProgressCheck()
         self.peer = peer
         self.reserved = reserved
+        self._gives_way = False
         self.lost = False
         self.stream = open_stream(self)
         self._control = ReadControl(self.stream)
@@ -95,6 +96,7 @@ class Connection:
         self.lost = True
         self._state.entering.pop(self, None)
         self._state.connections.discard(self)
+        self._state.leaving -= self._gives_way
         self._writable.set()
         self._unparsed = b""
         self._waiting.clear()
@@ -278,6 +280,9 @@ class Connection:
 
     def leave(self) -> None:
         """Makes room for another connection."""
+        if not self._gives_way:
+            self._gives_way = True
+            self._state.leaving += 1
         self.give_up()
 
     def give_up(self) -> None:

@@ -164,8 +164,9 @@ class ConnectionSet:
         """Serves a connection; refuses it if there are too many, and all have requests."""
         state = self._state
         place = Place.FREE
-        if len(self) >= state.most_connections:
-            place = find_place([*state.entering, *state.connections], state.most_connections)
+        if len(self) - state.leaving >= state.most_connections:
+            found = [*state.entering, *state.connections]
+            place = find_place(found, state.leaving, state.most_connections)
         if place is Place.NONE:
             refuse_crowded(accepted, self._tls is not None)
             self._on_left()

@@ -135,7 +135,7 @@ def serve_connection(
     Raises:
         OSError: The client disconnected.
     """
-    place = find_place(port.connections, port.options.most_connections)
+    place = find_place(port.connections, port.leaving, port.options.most_connections)
     if place is Place.NONE:
         port.closed["connections"] += 1
         accepted.close()
@@ -261,6 +261,7 @@ class GrpcConnection:
         """Ends it, without calls; its client has a moment to read why, until a second call."""
         if not self.leaving:
             self.leaving = True
+            self._port.leaving += 1
             self._port.closed["crowded"] += 1
         if self._state is not State.OPEN or not self._http2.established:
             self.close()

@@ -120,6 +120,7 @@ class PortState:
         unary, streams, admissions: Handlers by method, see `Server.serve`.
         open_calls: The calls that are not answered yet.
         connections: The connections.
+        leaving: Number of those that make room for others.
         deadlines: The deadlines of calls.
         turns: Turns of connections that send much in few bytes.
         decompressing: Threads that decompress messages.
@@ -153,6 +154,7 @@ class PortState:
         self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
         self.received = ReceivedBytes(held or HeldBytes(options.most_received_bytes))
         self.unread_bytes = 0
+        self.leaving = 0
         self._on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:
@@ -211,6 +213,7 @@ class PortState:
     def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""
         self.connections.discard(connection)
+        self.leaving -= connection.leaving
         if not self.connections and self._on_empty is not None:
             self._on_empty()
 
