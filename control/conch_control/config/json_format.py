@@ -156,14 +156,15 @@ def _convert(data: dict[str, Any], message: Descriptor, leaf: _Leaf) -> dict[str
 
 
 def _convert_field(value: Any, field: FieldDescriptor, leaf: _Leaf) -> Any:
-    if isinstance(value, list):
-        return [_convert_field(element, field, leaf) for element in value]
     nested = field.message_type
+    is_map = nested is not None and nested.GetOptions().map_entry
+    if isinstance(value, list) and not is_map:
+        return [_convert_field(element, field, leaf) for element in value]
     if nested is None:
         return leaf(field, value)
     if not isinstance(value, dict):
         return value  # left to the parser to refuse
-    if nested.GetOptions().map_entry:
+    if is_map:
         values = nested.fields_by_name["value"]
         for key, element in value.items():
             if values.message_type is not None and isinstance(element, str):  # protobuf would name a letter

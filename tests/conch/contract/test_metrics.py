@@ -310,18 +310,18 @@ def health(server: AnyServer) -> dict[str, tuple[int, bytes]]:
 
 
 def test_probes_get_the_same_as_on_the_rest_port(tmp_path: Path) -> None:
-    yes, no = (200, b""), (400, b"")
     write_probe(tmp_path / "models", "m")
     control = f"127.0.0.1:{free_port()}"
     with (
         serving(tmp_path / "models", flags=[f"--control-port={control.rpartition(':')[2]}"]) as server,
         closing(ModelControlClient(ConnectionOptions(control), timeout_s=WAIT_S)) as client,
     ):
-        assert health(server) == {"live": yes, "ready": yes}
+        assert health(server) == {"live": (200, b'{"live":true}'), "ready": (200, b'{"ready":true}')}
         client.drain()
-        assert health(server) == {"live": yes, "ready": no}
+        assert health(server) == {"live": (200, b'{"live":true}'), "ready": (400, b'{"ready":false}')}
     with serving(tmp_path / "none", flags=["--exit-on-error=false"]) as server:
-        assert health(server) == {"live": no, "ready": no}, "the repository can't be read"
+        no = {"live": (400, b'{"live":false}'), "ready": (400, b'{"ready":false}')}
+        assert health(server) == no, "the repository can't be read"
 
 
 def test_shared_memory_of_clients(everything: AnyServer) -> None:
@@ -365,8 +365,13 @@ def test_paths_and_methods_are_tritons(everything: AnyServer) -> None:
     url = everything.metrics_url
     for path in ("/metrics/", "/metrics?name=x"):
         assert b"nv_inference_count" in get(url.replace("/metrics", path))[2]
-    for path in ("/", "/other", "/metricsx", "/v2/health/live"):
-        assert get(url.replace("/metrics", path))[::2] == (200, b"")
+    for path, body in (
+        ("/", b""),
+        ("/other", b""),
+        ("/metricsx", b""),
+        ("/v2/health/live", b'{"live":true}'),
+    ):
+        assert get(url.replace("/metrics", path))[::2] == (200, body)
     for method in ("POST", "PUT", "DELETE"):
         assert get(url, method)[::2] == (405, b'{"error":"Method Not Allowed"}')
     assert get(url, "HEAD")[0] == 405
