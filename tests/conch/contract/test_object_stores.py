@@ -94,7 +94,8 @@ def test_models_of_a_store_of_others_are_data(place: Place, caplog: pytest.LogCa
         ):
             assert load(client, name, parameters) == (
                 "INTERNAL",
-                f"failed to load '{name}', failed to poll from model repository",
+                f"failed to load '{name}', failed to poll from model repository: {reason}, and "
+                "--storage-data-only is on",
             )
             assert f"'{name}': {reason}, and --storage-data-only is on" in caplog.text
     with serving(flags=flags) as server, closing(RawClient(server.address)) as client:
