@@ -2,7 +2,7 @@
 
 What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled. The clients
 of a `TurnPool` take turns.
-Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. A fair
+Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. A turn
 pool's own lock is taken before that condition.
 """
 

@@ -9,8 +9,6 @@ from typing import Final, Protocol
 
 RESERVED_CONNECTIONS: Final = 8
 """Places above the limit of connections, for health checks."""
-
-
 _SHARE = 64
 """Connections for each one that gives way."""
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from conch.core.errors import UnavailableError
 from conch.core.servable import InlineClaim
+from conch.door.operation_table import SERVER_LIVE, SERVER_READY
 from conch.frontends.connections.byte_stream import ByteStream
 from conch.frontends.connections.listener import BACKLOG, Listener
 from conch.frontends.connections.places import Place, find_place
@@ -34,7 +35,7 @@ _LOOK_S = 0.02  # between looks at requests that a stop waits for; a notice woul
 _CROWDED_SHARE = 0.75
 _TOO_MANY_TEXT = "There are too many connections."
 _TOO_MANY = refusal(503, _TOO_MANY_TEXT)
-_HEALTH = frozenset(("/v2/health/live", "/v2/health/ready", "/health"))
+_HEALTH = frozenset((*SERVER_LIVE.paths, *SERVER_READY.paths, "/health"))
 _UNREAD_BYTES = 64 << 10
 DEFAULT_TIMEOUTS = ClientTimeouts()
 """Default timeouts."""

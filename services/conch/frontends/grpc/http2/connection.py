@@ -611,7 +611,7 @@ class Http2Connection:
         self._recent.opened += 1
         if stream_id > self._highest_taken:
             return
-        if self._recent.resets_much(self._limits):
+        if self._recent.resets > self._limits.resets and self._recent.resets_most():
             self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
             events.append(StreamRefused())
             return

@@ -145,9 +145,9 @@ class Recent:
             _,
         ) = now
 
-    def resets_much(self, limits: Http2Limits) -> bool:
-        """True if the peer resets streams as fast as it opens them."""
-        return self.resets > limits.resets and self.resets * 2 > self.opened
+    def resets_most(self) -> bool:
+        """True if the peer resets more than half of the streams that it opens."""
+        return self.resets * 2 > self.opened
 
     def check_idle(self, limits: Http2Limits) -> None:
         """Raises where there are too many frames that bring nothing."""

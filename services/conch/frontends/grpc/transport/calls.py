@@ -497,7 +497,7 @@ class StreamCall(TransportCall, Reader):
                     inbox.append(message)
         if start < end and reader.failure is None:
             inbox.append(_Data(data[start:end]))
-        self._deliver()
+        self.deliver()
         if reader.failure is not None:
             self.close(reader.failure.status, str(reader.failure))
 
@@ -513,15 +513,16 @@ class StreamCall(TransportCall, Reader):
         message = self._reader.received(count)
         if message is not None:
             self._inbox.append(message)
-            self._deliver()
+            self.deliver()
 
     def half_close(self) -> None:
         """Notes the end of what the client sends."""
         self.half_closed = True
         self._inbox.append(None)
-        self._deliver()
+        self.deliver()
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Delivers some of the messages that wait."""
         if self._delivering:
             return  # the loop below goes on
         self._delivering = True
@@ -564,10 +565,6 @@ class StreamCall(TransportCall, Reader):
             self._inbox.appendleft(data)
         return message
 
-    def deliver(self) -> None:
-        """Delivers more messages, in a turn of the connection."""
-        self._deliver()
-
     def _decompressed(self, message: Buffer | MessageError) -> None:
         if isinstance(message, MessageError):
             self.close(message.status, str(message))
@@ -576,7 +573,7 @@ class StreamCall(TransportCall, Reader):
 
     def _request_message(self) -> None:
         self._wanted = True
-        self._deliver()
+        self.deliver()
 
     def cancelled(self) -> None:
         """Ends the stream: its client cancelled it or disconnected, or its deadline is over."""
@@ -629,7 +626,7 @@ class StreamCall(TransportCall, Reader):
             read = self._backlog.take_ready()
         for work in read:
             work()
-        self._deliver()
+        self.deliver()
 
     # On any thread.
 

@@ -3,9 +3,9 @@
 Theory of operation. `on_ready` reads what has come, a few times at most, so that clients take turns; the
 sans-IO connection turns it to events, which open calls or feed them. As few bytes may be many frames or
 messages, a turn ends after `_TURN_NS` or some of them; the port's `Turns` have the next one, after the events
-of other sockets, and this one is not read before. Answers of calls go into the sans-IO connection, which
-frames them as flow control allows; at the end of the loop's round `flush` sends what there is, in one call if
-possible. A long message is received into its own buffer.
+of other sockets, and this one is not read while frames wait. Answers of calls go into the sans-IO connection,
+which frames them as flow control allows; at the end of the loop's round `flush` sends what there is, in one
+call if possible. A long message is received into its own buffer.
 
 Life of a connection:
 
@@ -56,6 +56,7 @@ from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
 from conch.core.tensor import Buffer
+from conch.door.operation_table import HEALTH_CHECK, SERVER_LIVE, SERVER_READY
 from conch.frontends.connections.byte_stream import unsent_part
 from conch.frontends.connections.places import Place, find_place
 from conch.frontends.connections.wire import Wire, open_wire
@@ -102,13 +103,7 @@ _SETUP_NS = 10_000_000_000
 _LINGER_NS = 1_000_000_000
 _AGED_NS = 30_000_000_000  # a busy client may need long, and nothing waits for it
 _RESERVED_NS = 5_000_000_000
-_HEALTH = frozenset(
-    (
-        "/grpc.health.v1.Health/Check",
-        "/inference.GRPCInferenceService/ServerLive",
-        "/inference.GRPCInferenceService/ServerReady",
-    )
-)
+_HEALTH = frozenset(each.grpc_method for each in (HEALTH_CHECK, SERVER_LIVE, SERVER_READY))
 _MOST_HEAD_BYTES = 1 << 20
 # What moves nothing for four of these checks, a minute or a little more, is stuck.
 CHECK_NS = 15_000_000_000
@@ -199,7 +194,7 @@ class GrpcConnection:
         self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
         self._gone_away = False  # new calls are refused
         self._watching = False  # for progress
-        self._going_on = False  # it waits for a turn, with what the last one has left
+        self._queued = False  # for a turn, with what the last one has left
         self._streaming: set[int] = set()
         self._undelivered: deque[StreamCall] = deque()  # streams with messages for the next turn
         self.answers = 0
@@ -289,6 +284,7 @@ class GrpcConnection:
     def _linger(self) -> None:
         """Ends sending, and waits for the client's end."""
         self._state = State.LINGERING
+        self._http2.unparsed = None
         self._cancel_calls()
         try:
             self._wire.shut_down()
@@ -383,12 +379,12 @@ class GrpcConnection:
         return True
 
     def _read(self) -> None:
-        if self._going_on:
-            return
         wire, http2, clock = self._wire, self._http2, self._port.clock
+        if self._http2.unparsed:
+            return  # its turn comes
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
         for _ in range(_READS):
-            if self._going_on or self._state is State.CLOSED or self._overloaded():
+            if self._http2.unparsed or self._state is State.CLOSED or self._overloaded():
                 break
             direct = http2.direct()
             if direct is None or not self._read_directly(*direct):
@@ -413,7 +409,7 @@ class GrpcConnection:
             return
         if self._blocked and self._overloaded():
             self.loop.modify(wire.fileno(), EPOLLOUT)
-        elif wire.pending() and not self._going_on:
+        elif wire.pending() and not http2.unparsed:
             # What TLS has decrypted must not be left there: the socket does not tell of it.
             self.loop.call_soon(self._read_pending)
         self.loop.flush_later(self)
@@ -421,7 +417,7 @@ class GrpcConnection:
     def _parse_on(self, since_ns: int) -> None:
         """Handles frames that wait, as long as the turn lasts."""
         http2 = self._http2
-        while http2.unparsed and self._state is not State.LINGERING:
+        while http2.unparsed:
             if self._overloaded() and self._blocked:
                 return  # `_send_blocked` goes on
             now_ns = self._port.clock()
@@ -436,22 +432,22 @@ class GrpcConnection:
         self._go_on_later()
 
     def _go_on_later(self) -> None:
-        if not self._going_on:
-            self._going_on = True
+        if not self._queued:
+            self._queued = True
             self._port.turns.queue(self)
 
     def take_turn(self) -> None:
         """Goes on with what the last turn has left."""
-        self._going_on = False
+        self._queued = False
+        since_ns = self._port.clock()
         if self._undelivered:
             call = self._undelivered.popleft()
             self.guarded(call, call.deliver)
+        self._parse_on(since_ns)
         if self._undelivered:
             self._go_on_later()
-        else:
-            self._parse_on(self._port.clock())
-            if not self._going_on:
-                self._read_pending()
+        if not self._http2.unparsed:
+            self._read_pending()
         self.loop.flush_later(self)
 
     def _overloaded(self) -> bool:

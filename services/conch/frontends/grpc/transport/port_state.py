@@ -82,22 +82,27 @@ class Turns:
         self._loop = loop
         self._clock = clock
         self._waiting: deque[TakesTurns] = deque()
+        self._called = False  # `_take` is under way to the loop
 
     def queue(self, connection: TakesTurns) -> None:
         """Gives a connection a turn, behind those that wait for theirs."""
-        if not self._waiting:
-            self._loop.call_soon(self._take)
         self._waiting.append(connection)
+        if not self._called:
+            self._called = True
+            self._loop.call_soon(self._take)
 
     def _take(self) -> None:
+        self._called = False
         waiting, end_ns = self._waiting, self._clock() + _TURNS_NS
-        for _ in range(len(waiting)):
-            waiting[0].take_turn()  # it may queue itself again
-            waiting.popleft()
-            if self._clock() > end_ns:
-                break
-        if waiting:
-            self._loop.call_soon(self._take)
+        try:
+            for _ in range(len(waiting)):
+                waiting.popleft().take_turn()  # it may queue itself again
+                if self._clock() > end_ns:
+                    break
+        finally:
+            if waiting and not self._called:  # also after an error: the others have their turns
+                self._called = True
+                self._loop.call_soon(self._take)
 
 
 class PortConnection(Seated, Protocol):

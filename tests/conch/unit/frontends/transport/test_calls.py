@@ -58,6 +58,10 @@ class Connection:
         pass
 
 
+def stream(connection: Any) -> StreamCall:
+    return StreamCall(connection, 1, HEAD, 0)
+
+
 def unary(connection: Any, handler: Callable[..., None]) -> UnaryCall:
     call = UnaryCall(connection, 1, HEAD, 0, handler)
     connection.open_calls.unary.add(call)
@@ -88,7 +92,7 @@ def test_a_call_that_ends_while_it_is_decompressed_is_not_open_any_more() -> Non
 
 def test_a_stream_reads_on_when_its_client_has_read() -> None:
     connection, taken = Connection(), list[object]()
-    call = StreamCall(connection, 1, HEAD, 0)  # type: ignore[arg-type]
+    call = stream(connection)
     call.start(taken.append, lambda: None)
     long = memoryview(bytearray(MOST_UNREAD_BYTES + 1))
     call.write(long)
@@ -107,7 +111,7 @@ def test_a_stream_delivers_all_in_order_and_some_at_a_time(
 ) -> None:
     """However its bytes are cut, and whether its handler asks for the next message at once or later."""
     connection, taken, turns = Connection(), list[object](), [0]
-    call = StreamCall(connection, 1, HEAD, 0)  # type: ignore[arg-type]
+    call = stream(connection)
 
     def take(message: object) -> None:
         taken.append(message)

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -38,6 +38,7 @@ from tests.support.http2_peer import (
     integer,
     message,
     ping,
+    reset,
     window_update,
 )
 from tests.support.servers import WAIT_S, eventually
@@ -52,7 +53,7 @@ from conch.frontends.grpc.transport.calls import UnaryCall
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.metadata import RequestHead
-from conch.frontends.grpc.transport.port_state import PortOptions
+from conch.frontends.grpc.transport.port_state import PortOptions, Turns
 from conch.frontends.grpc.transport.transport_server import TransportServer
 from conch.frontends.inflation import Inflated, inflate
 from conch.frontends.yield_gil import yield_gil
@@ -795,3 +796,60 @@ def test_connections_take_turns(path: str) -> None:
         eventually(lambda: "other" in handled, "the other client's call is handled")
         assert handled.index("other") < flood // 2
         eventually(lambda: handled.count("flood") == flood, "all of the flood is handled, too")
+
+
+def test_a_cancellation_is_heard_while_messages_wait_for_their_turns() -> None:
+    server = TransportServer(PortOptions(settings=SETTINGS))
+    handled = 0
+    sent, cancelled = threading.Event(), threading.Event()
+
+    def stream(call: StreamRpc) -> None:
+        def take(message: object) -> None:
+            nonlocal handled
+            handled += 1
+            assert sent.wait(WAIT_S)
+            call.read_next()
+
+        call.start(take, cancelled.set)
+
+    server.serve({}, {"/t.T/Stream": stream}, {})
+    address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+    with ExitStack() as stack:
+        stack.callback(server.stop, 0)
+        server.start()
+        peer = stack.enter_context(closing(Http2Peer(address)))
+        peer.handshake()
+        peer.send(
+            headers(1, header_block(*call_pairs("/t.T/Stream"))), data(1, message(b"") * 50_000), reset(1)
+        )
+        eventually(lambda: handled, "the first message is handled")
+        sent.set()
+        assert cancelled.wait(WAIT_S)
+        assert handled < 10_000
+
+
+def test_a_turn_that_fails_takes_no_other_connection_its_own() -> None:
+    turns = []
+    work: list[Callable[[], object]] = []
+
+    class Loop:
+        def call_soon(self, call: Callable[[], object]) -> None:
+            work.append(call)
+
+    class Connection:
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+
+        def take_turn(self) -> None:
+            turns.append(self)
+            assert not self.fails
+
+    loop: Any = Loop()
+    queue = Turns(loop, lambda: 0)
+    bad, good = Connection(True), Connection(False)
+    queue.queue(bad)
+    queue.queue(good)
+    with pytest.raises(AssertionError):
+        work.pop(0)()
+    work.pop(0)()
+    assert (turns, work) == ([bad, good], [])
