@@ -12,6 +12,7 @@ from conch.core.errors import message_of
 
 log = logging.getLogger(__name__)
 
+_LONGEST = 32 << 10
 _SOURCE = r"(?<![\w./+~@-])(?:[\w.+~@-]*/)*[\w.+-]+\.(?:cc|cpp|cxx|cu|cuh|c|h|hh|hpp|inl)"
 _PARENTHESES = r"\((?:[^()]|\([^()]*\))*\)"
 # As GCC prints it: types, a qualified name, parameters, and what may follow.
@@ -21,7 +22,7 @@ _PLACES = [
     re.compile(pattern, re.DOTALL)
     for pattern in (
         r"\n *Stack trace:\n.*",  # XGBoost and treelite
-        r"\n?Exception raised from .* \(most recent call first\):.*",  # PyTorch
+        r"\n?Exception raised from [^\n]{0,500} \(most recent call first\):.*",  # PyTorch
         rf"\[\d\d:\d\d:\d\d\] {_SOURCE}:\d+: ",  # XGBoost and treelite
         rf"Exception from {_SOURCE}:\d+:\s*",  # OpenVINO
         rf' at "?{_SOURCE}"?(?::|, line )\d+',  # OpenVINO, PyTorch, LightGBM
@@ -33,16 +34,17 @@ _PLACES = [
 
 
 def without_places(text: str) -> str:
-    """A text without places in sources."""
+    """A text without places in sources, in its first part: it may have what a client has sent."""
+    shown, rest = text[:_LONGEST], text[_LONGEST:]
     for place in _PLACES:
-        text = place.sub("", text)
-    return text.strip()
+        shown = place.sub("", shown)
+    return (shown + rest).strip()
 
 
 def engine_text(error: BaseException) -> str:
-    """The text of an engine's exception for clients; the log gets the whole one if it is longer."""
+    """The text of an engine's exception for clients; the verbose log gets the whole one if it is longer."""
     text = message_of(error)
     shown = without_places(text)
     if len(shown) < len(text.strip()):
-        log.info("an engine failed: %s", text)
+        log.debug("an engine failed: %s", text)
     return shown or type(error).__name__

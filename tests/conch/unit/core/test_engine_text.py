@@ -92,10 +92,18 @@ def test_other_texts_stay(text: str) -> None:
 
 
 def test_the_log_has_the_whole_text(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     text, shown = TEXTS["XGBoost"]
     assert engine_text(RuntimeError(text)) == shown
     assert text in caplog.text
     caplog.clear()
     assert (engine_text(RuntimeError("plain\n")), engine_text(ValueError())) == ("plain", "ValueError")
     assert not caplog.records
+
+
+def test_a_long_text_is_searched_at_its_beginning() -> None:
+    """It may have what a client has sent, in any length."""
+    text, shown = TEXTS["XGBoost"]
+    long = "x" * 40_000
+    assert without_places(f"{text.splitlines()[0]} {long}") == f"{shown} {long}"
+    assert without_places(f"{long} {text}") == f"{long} {text}".strip()
