@@ -6,9 +6,12 @@ that requests that pass places to each other do not grow the stack.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict, deque
 from typing import Protocol
+
+log = logging.getLogger(__name__)
 
 
 class Waiter(Protocol):
@@ -60,12 +63,16 @@ class Places:
 
     def leave(self, waiter: Waiter) -> None:
         """Removes a waiter from all lines."""
+        if not self._limit:
+            return
         with self._lock:
             for step, line in self._waiting.items():
                 self._waiting[step] = deque(each for each in line if each is not waiter)
 
     def wake(self) -> None:
         """Calls the waiters that have got places."""
+        if not self._limit:
+            return
         with self._lock:
             if self._waking or not self._passed_on:
                 return
@@ -76,4 +83,7 @@ class Places:
                     self._waking = False
                     return
                 waiter, step = self._passed_on.popleft()
-            waiter.open_next(step)
+            try:
+                waiter.open_next(step)
+            except Exception:  # boundary: the request; others go on
+                log.exception("a response of an ensemble's step could not be passed on")

@@ -249,6 +249,26 @@ def test_requests_share_the_limit_of_answers_under_way(plan: EnsemblePlan, data:
         assert number in cancelled or made == expected.answers.total()
 
 
+def test_a_request_that_fails_in_its_place_stops_no_other() -> None:
+    places, opened = Places(1), list[int]()
+
+    class Request:
+        def __init__(self, fails: bool = False) -> None:
+            self.fails = fails
+
+        def open_next(self, step: int) -> None:
+            assert not self.fails
+            opened.append(step)
+
+    first, bad, good = Request(), Request(fails=True), Request()
+    assert places.take(1, first) and places.take(2, first)
+    assert not (places.take(1, bad) or places.take(2, good))
+    places.free(1, first)
+    places.free(2, first)
+    places.wake()
+    assert opened == [2]
+
+
 @settings(max_examples=scaled(300), deadline=None)
 @given(plans(), st.data())
 def test_errors_end_it_once_and_runs_are_drained(plan: EnsemblePlan, data: st.DataObject) -> None:
