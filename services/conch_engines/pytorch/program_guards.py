@@ -44,7 +44,7 @@ class Guards:
             try:
                 if eval(code, {"__builtins__": _FUNCTIONS}, sizes):
                     continue
-            except ZeroDivisionError:
+            except ArithmeticError:  # a division by 0, a number beyond floats
                 pass
             return text
         return ""
@@ -76,7 +76,8 @@ def _is_condition(node: ast.expr) -> bool:
         case ast.Compare(left=left, comparators=others):
             return all(map(_is_condition, (left, *others)))
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(exponent))):
-            return 0 <= exponent <= _LARGEST_EXPONENT and _is_condition(left)
+            nested = any(isinstance(each, ast.Pow) for each in ast.walk(left))  # powers of powers grow fast
+            return not nested and 0 <= exponent <= _LARGEST_EXPONENT and _is_condition(left)
         case ast.BinOp(left=left, op=sign, right=right):
             return isinstance(sign, _SIGNS) and _is_condition(left) and _is_condition(right)
         case ast.UnaryOp(operand=operand):

@@ -454,7 +454,15 @@ def test_relations_of_dims(harness: Harness, backend: PyTorchBackend) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["exit()", "L['x'].data", "L['x'].size().__class__", "9**9**9", "L['y'].size()[0] == 1", "(lambda: 1)()"],
+    [
+        "exit()",
+        "L['x'].data",
+        "L['x'].size().__class__",
+        "9**9**9",
+        "(L['x'].size()[0]**8)**8 > 0",
+        "L['y'].size()[0] == 1",
+        "(lambda: 1)()",
+    ],
 )
 def test_guards_that_are_no_conditions_of_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="a guard of the exported program can't be checked"):
