@@ -10,6 +10,8 @@ from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.frontends.http.http_options import HttpTls
 from conch.server_settings import build_options
 from conch.settings.option import FlagError
+from conch_console.console_options import ConsoleOptions
+from conch_llm.llm_options import LlmOptions
 
 PAIR = "--tls-cert={}/shared --tls-key={}/shared"
 CA = "--tls-client-ca={}/ca"
@@ -28,16 +30,17 @@ def served(files: Path, flags: str) -> str:
     on = ["--control-port=1", "--console-port=2", "--openai-port=3"]
     options = build_options(read_flags([*on, *flags.replace("{}", str(files)).split()], {}))
     assert options.grpc is not None and options.metrics is not None and options.control_port is not None
-    llm, console = options.add_ons["llm"].port, options.add_ons["console"]  # type: ignore[attr-defined]
-    metrics = options.metrics.tls and options.metrics.tls.__self__  # type: ignore[attr-defined]
+    llm, console = options.add_ons["llm"], options.add_ons["console"]
+    assert isinstance(llm, LlmOptions) and llm.port is not None and isinstance(console, ConsoleOptions)
+    metrics = getattr(options.metrics.tls, "__self__", None)  # the context is made of it
     found = []
     for tls in (
         options.grpc.tls,
         None if options.http is None else options.http.tls,
         metrics,
-        llm.tls,
+        llm.port.tls,
         options.control_port.tls,
-        console.tls,  # type: ignore[attr-defined]
+        console.tls,
     ):
         if tls is None:
             found.append("-")

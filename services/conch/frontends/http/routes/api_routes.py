@@ -228,9 +228,7 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
         _Form(table.SERVER_LIVE, _nothing, lambda live, path: _status({"live": live}, live)),
         _Form(table.SERVER_READY, _nothing, lambda ready, path: _status({"ready": ready}, ready)),
         _Form(table.ALL_STATISTICS, _model, _statistics),
-        _Form(
-            table.MODEL_METADATA, _model, lambda metadata, path: json_reply(json.metadata_object(metadata))
-        ),
+        _Form(table.MODEL_METADATA, _model, _metadata),
         _Form(table.MODEL_READY, _model, _model_status),
         _Form(table.MODEL_CONFIG, _model, lambda spec, path: json_reply(spec.config)),
         _Form(table.MODEL_STATISTICS, _model, _statistics),
