@@ -273,7 +273,7 @@ def _members(artifact: Artifact, item: StoredObject) -> list[str]:
     try:
         with zipfile.ZipFile(io.BufferedReader(_Ranges(artifact, item), _BUFFER)) as archive:
             return archive.namelist()
-    except (zipfile.BadZipFile, ValueError):
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return []
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.signature import made_tensors
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.spec import ModelSpec
 from conch_engines.pytorch.tensor_naming import leaf_paths, leaf_positions
 from conch_engines.pytorch.torch_function import Program
@@ -145,7 +145,9 @@ def _unpack(path: Path, folder: Path, device: str) -> None:
                             f"cannot; serve the model as an exported program: torch.export.save"
                         )
                     (folder / found[2]).write_bytes(content)
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+    except ConchError:
+        raise
+    except Exception as error:  # boundary: a file of the user, for which zipfile fails in many ways
         raise InternalError(f"unable to read AOTInductor package '{path}': {error}") from error
 
 

@@ -850,6 +850,13 @@ def test_packages_that_call_operators_outside_are_refused(tmp_path: Path) -> Non
         PackageFolder().library(path, "cpu")
 
 
+def test_packages_without_their_first_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(package()[20:])  # the first member lies before the file, where seeking is an OSError
+    with pytest.raises(InternalError, match=r"^unable to read AOTInductor package '.*/model\.pt2': "):
+        PackageFolder().library(path, "cpu")
+
+
 def test_packages_are_unpacked_once(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(package())
