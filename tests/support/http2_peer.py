@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from fcntl import ioctl
 from select import select
 
 from hpack import Decoder, Encoder
-from tests.support.servers import WAIT_S
+from tests.support.servers import WAIT_S, eventually
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
@@ -237,6 +240,14 @@ class Http2Peer:
             self.socket.sendall(b"".join(frames))
             return True
         return False
+
+    def wait_sent(self) -> None:
+        """Waits until the server's socket has all that was sent, which the server may not have read."""
+
+        def unacknowledged() -> int:
+            return int.from_bytes(ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+        eventually(lambda: not unacknowledged(), "all is sent", self._timeout_s)
 
     def start(self, *values: tuple[int, int]) -> None:
         """Sends the preface and settings."""

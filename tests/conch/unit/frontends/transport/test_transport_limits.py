@@ -792,6 +792,7 @@ def test_connections_take_turns(path: str) -> None:
             flooding.send(data(1, message(b"") * flood))
         eventually(lambda: handled, "the flood has begun")
         peer.send(call(1, b"", "/t.T/Other"))
+        peer.wait_sent()
         sent.set()
         eventually(lambda: "other" in handled, "the other client's call is handled")
         assert handled.index("other") < flood // 2
