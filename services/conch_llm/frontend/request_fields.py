@@ -302,9 +302,13 @@ def _prompt(name: str, value: Any) -> list[str | Sequence[int]]:
 def _embedded(name: str, value: Any) -> list[str | Sequence[int]]:
     """Inputs of embeddings."""
     found = _prompt(name, value)
-    if sum(map(len, found)) > _MOST_EMBEDDED:
-        raise wrong(name, f"texts of at most {_MOST_EMBEDDED} characters in all", value)
+    _check_length(name, value, found)
     return found
+
+
+def _check_length(name: str, value: Any, inputs: Sequence[Sequence[object]]) -> None:
+    if sum(map(len, inputs)) > _MOST_EMBEDDED:
+        raise wrong(name, f"texts of at most {_MOST_EMBEDDED} characters in all", value)
 
 
 def _documents(name: str, value: Any) -> list[str]:
@@ -315,7 +319,9 @@ def _documents(name: str, value: Any) -> list[str]:
     if len(given) > _MOST_INPUTS:
         raise wrong(name, f"a list of at most {_MOST_INPUTS} texts", value)
     texts = [each.get("text") if isinstance(each, dict) else each for each in given]
-    return [_text(f"{name}[{index}]", each) for index, each in enumerate(texts)]
+    found = [_text(f"{name}[{index}]", each) for index, each in enumerate(texts)]
+    _check_length(name, value, found)
+    return found
 
 
 def _one_of(*choices: str) -> Check:
@@ -336,7 +342,7 @@ _SAMPLING: Mapping[str, Check] = {
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "n": _whole(1, MOST_CHOICES),
-    "user": _text,
+    "user": _short(MOST_NAME_BYTES),
     "top_k": _whole(-1, _INT32),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0, _ENDLESS, above=True),
@@ -353,7 +359,7 @@ _SAMPLING: Mapping[str, Check] = {
     "response_format": _bounded(_response_format),
     "structured_outputs": _bounded(_object),
     "priority": _whole(-_INT32, _INT32),
-    "cache_salt": _text,
+    "cache_salt": _short(MOST_NAME_BYTES),
     "stream": _switch,
     "stream_options": _stream_options,
 }
@@ -369,11 +375,11 @@ CHAT_FIELDS: Mapping[str, Check] = {
     "tools": _bounded(_list_of(_tool, "tools", _MOST_TOOLS), _MOST_TOOLS_SIZE),
     "tool_choice": _tool_choice,
     "parallel_tool_calls": _switch,
-    "reasoning_effort": _text,
+    "reasoning_effort": _short(MOST_NAME_BYTES),
     "include_reasoning": _switch,
-    "chat_template": _text,
+    "chat_template": _short(_MOST_OBJECT),
     "chat_template_kwargs": _bounded(_object),
-    "documents": _list_of(_object, "objects"),
+    "documents": _bounded(_list_of(_object, "objects"), _MOST_EMBEDDED),
 }
 COMPLETION_FIELDS: Mapping[str, Check] = {
     **MODEL,
@@ -389,12 +395,12 @@ EMBEDDING_FIELDS: Mapping[str, Check] = {
     "input": _embedded,
     "dimensions": _whole(1, _INT32),
     "encoding_format": _one_of("float", "base64"),
-    "user": _text,
+    "user": _short(MOST_NAME_BYTES),
 }
-SCORE_FIELDS: Mapping[str, Check] = {**MODEL, "text_1": _text, "text_2": _documents}
+SCORE_FIELDS: Mapping[str, Check] = {**MODEL, "text_1": _short(_MOST_EMBEDDED), "text_2": _documents}
 RERANK_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "query": _text,
+    "query": _short(_MOST_EMBEDDED),
     "documents": _documents,
     "top_n": _whole(0, _INT32),
     "return_documents": _switch,

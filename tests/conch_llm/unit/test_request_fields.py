@@ -124,6 +124,12 @@ MANY = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2049}] * 2
             "at most 65536 characters and values",
         ),
         ({"chat_template_kwargs": {"a": [[]] * 40_000}}, "at most 65536 characters and values"),
+        ({"chat_template": "a" * 65_537}, "at most 65536 characters"),
+        ({"documents": [{"text": "a" * (1 << 21)}] * 3}, "at most 4194304 characters and values"),
+        *(
+            ({name: "a" * 1025}, "at most 1024 characters")
+            for name in ("user", "cache_salt", "reasoning_effort")
+        ),
     ],
 )
 def test_what_is_worked_on_is_bounded(more: dict[str, Any], text: str) -> None:
@@ -139,8 +145,12 @@ def test_what_is_worked_on_is_bounded(more: dict[str, Any], text: str) -> None:
     [
         ("EMBEDDING_FIELDS", "input", ["a"] * 2049),
         ("EMBEDDING_FIELDS", "input", ["a" * (1 << 21)] * 3),
+        ("EMBEDDING_FIELDS", "user", "a" * 1025),
+        ("SCORE_FIELDS", "text_1", "a" * ((1 << 22) + 1)),
         ("SCORE_FIELDS", "text_2", ["a"] * 2049),
+        ("RERANK_FIELDS", "query", "a" * ((1 << 22) + 1)),
         ("RERANK_FIELDS", "documents", ["a"] * 2049),
+        ("RERANK_FIELDS", "documents", [{"text": "a" * (1 << 21)}] * 3),
         ("TOKENIZE_FIELDS", "prompt", "a" * ((1 << 22) + 1)),
         ("DETOKENIZE_FIELDS", "tokens", [1] * ((1 << 17) + 1)),
     ],
