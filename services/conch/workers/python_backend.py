@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.backends.python.python_settings import PARAMETERS, Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
+from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from conch.workers.supervision.worker_placement import Workers
 
 log = logging.getLogger("conch.backends.python")
+
+_OF_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
+"""Characters that Triton refuses in names of Python models and their instances."""
 
 
 class PythonBackend(Backend):
@@ -38,6 +42,7 @@ class PythonBackend(Backend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Calls the model's `auto_complete_config` in a temporary load of the file."""
+        _check_names([config.get("name", "")])
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
@@ -54,7 +59,8 @@ class PythonBackend(Backend):
             code.close()
 
     def check(self, spec: ModelSpec) -> None:
-        """Validates placement and settings; neither runs model code nor makes environments."""
+        """Validates names, placement and settings; neither runs model code nor makes environments."""
+        _check_names_of(spec)
         if not self._get_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
@@ -82,6 +88,7 @@ class PythonBackend(Backend):
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         # Nothing is loaded here: each instance loads the file itself, in process or in a worker.
+        _check_names_of(spec)
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
@@ -117,6 +124,20 @@ class _PythonModel(BackendModel):
         from conch.backends.python.runtime.python_instance import open_instance
 
         return open_instance(self._spec, placement, self._calls, self.notes.add)
+
+
+def _check_names_of(spec: ModelSpec) -> None:
+    _check_names([spec.name, *(group.name for group in spec.instance_groups)])
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raises InvalidArgumentError: Triton would not start an instance of such a name."""
+    for name in names:
+        if found := "".join(sorted(_OF_SHELLS.intersection(name))):
+            raise InvalidArgumentError(
+                f"Invalid stub name: contains invalid characters: rename model or instance group '{name}' "
+                f"without {found}"
+            )
 
 
 def _missing_imports(source: Path, directories: Sequence[Path]) -> Iterator[tuple[int, str]]:
