@@ -28,11 +28,16 @@ _OF_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 class PythonBackend(Backend):
-    """Loads models from a file with a class `TritonPythonModel`."""
+    """Loads models from a file with a class `TritonPythonModel`.
+
+    Attributes:
+        checks_names: False if Triton has no Python model for the backend, and takes all names.
+    """
 
     default_model_file = "model.py"
     completion_runs_code = True
     parameters: ClassVar[tuple[str, ...]] = PARAMETERS
+    checks_names: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +47,7 @@ class PythonBackend(Backend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Calls the model's `auto_complete_config` in a temporary load of the file."""
-        _check_names([config.get("name", "")])
+        self._check_names([config.get("name", "")])
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
@@ -60,7 +65,7 @@ class PythonBackend(Backend):
 
     def check(self, spec: ModelSpec) -> None:
         """Validates names, placement and settings; neither runs model code nor makes environments."""
-        _check_names_of(spec)
+        self._check_names_of(spec)
         if not self._get_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
@@ -88,7 +93,7 @@ class PythonBackend(Backend):
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         # Nothing is loaded here: each instance loads the file itself, in process or in a worker.
-        _check_names_of(spec)
+        self._check_names_of(spec)
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
@@ -100,6 +105,18 @@ class PythonBackend(Backend):
             return workers.load(spec, calls)
         Settings.of(spec).check_in_process(spec)
         return _PythonModel(spec, calls)
+
+    def _check_names_of(self, spec: ModelSpec) -> None:
+        self._check_names([spec.name, *(group.name for group in spec.instance_groups)])
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raises InvalidArgumentError: Triton would not start an instance of such a name."""
+        for name in names if self.checks_names else ():
+            if found := "".join(sorted(_OF_SHELLS.intersection(name))):
+                raise InvalidArgumentError(
+                    f"Invalid stub name: contains invalid characters: rename model or instance group "
+                    f"'{name}' without {found}"
+                )
 
     def _get_workers(self) -> Workers:
         from conch.workers.supervision.worker_placement import Workers
@@ -124,20 +141,6 @@ class _PythonModel(BackendModel):
         from conch.backends.python.runtime.python_instance import open_instance
 
         return open_instance(self._spec, placement, self._calls, self.notes.add)
-
-
-def _check_names_of(spec: ModelSpec) -> None:
-    _check_names([spec.name, *(group.name for group in spec.instance_groups)])
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Raises InvalidArgumentError: Triton would not start an instance of such a name."""
-    for name in names:
-        if found := "".join(sorted(_OF_SHELLS.intersection(name))):
-            raise InvalidArgumentError(
-                f"Invalid stub name: contains invalid characters: rename model or instance group '{name}' "
-                f"without {found}"
-            )
 
 
 def _missing_imports(source: Path, directories: Sequence[Path]) -> Iterator[tuple[int, str]]:

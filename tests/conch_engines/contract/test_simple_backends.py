@@ -79,7 +79,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("square", SQUARE),
         ("repeat_one", REPEAT.replace("true", "false")),
         ("flat", FLAT),
-        ("parts", SQUARE + PARTS),
+        ("parts (1)", SQUARE + PARTS),
         ("delayed", SQUARE + PARTS[: PARTS.index("CUSTOM_OUTPUT") - len('parameters { key: "')] + DELAYS),
         ("slow", SQUARE + SLOW),
     ):
@@ -210,7 +210,7 @@ def test_square(server: AnyServer) -> None:
     assert [part.as_numpy("OUT").tolist() for part in parts] == [[[3]]] * 3
     assert final(last)
     five = [tensor("IN", np.array([[5]], np.int32), "INT32")]
-    full, also, failed, again, last = stream(server, "parts", five, 5)
+    full, also, failed, again, last = stream(server, "parts (1)", five, 5)
     assert [part.as_numpy("OUT").tolist() for part in (full, also)] == [[[5]]] * 2
     assert all(isinstance(part, InferenceServerException) for part in (failed, again))
     assert not last.get_response().outputs and final(last)
