@@ -15,6 +15,7 @@ from pathlib import Path
 
 from conch.core.add_ons import load_add_ons
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
+from conch_control.config.model_spec import uncustomizable_families
 from conch_control.config.problems import Problem, Problems, attempt, entry_path, nearest
 from conch_control.config.warmup import samples_without_size
 from conch_control.native_agents import NativeAgents
@@ -53,6 +54,7 @@ def ineffective_settings(
                 path = f"instance_group[{number}].{field}"
                 yield Problem(path, f"{field} is accepted and has no effect in this version")
     yield from samples_without_size(config)
+    yield from uncustomizable_families(config)
     of_add_ons = chain.from_iterable(load_add_ons(_ADD_ONS).values())
     known = sorted({*_PARAMETERS, *of_backend, *of_add_ons})
     begins = tuple(name for name in known if name.endswith(("_", ".")))

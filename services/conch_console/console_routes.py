@@ -241,8 +241,8 @@ class ConsoleRoutes:
         await self._parts.infer(exchange, user.grant.name, model, version)
 
     async def _chat_models(self, exchange: HttpExchange, user: User) -> Reply:
-        chat = self._parts.chat
-        return json_reply({"models": [each._asdict() for each in chat.models()] if chat else []})
+        models = () if self._parts.chat is None else await self._parts.chat.models()
+        return json_reply({"models": [each._asdict() for each in models]})
 
     async def _chat(self, exchange: HttpExchange, user: User, model: str) -> None:
         if self._parts.chat is None:

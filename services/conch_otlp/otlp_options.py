@@ -139,7 +139,7 @@ def _trace_options(given: Given) -> OtlpOptions:
         batch_size = 1  # spans that wait for no others are exported one by one
     pick = given.pick
     resources = [pair(f"{given.name('resource')}={text}", text) for text in given.all("resource")]
-    shown: dict[str, tuple[str, ...]] = {"url": (endpoint.url.geturl(),)}
+    shown: dict[str, tuple[str, ...]] = {"url": ((given.all("url") or [endpoint.url.geturl()])[-1],)}
     if resources:
         shown["resource"] = tuple(given.all("resource"))
     if ratio := given.all("ratio"):

@@ -63,11 +63,11 @@ class PlatformDefaults:
             return
         self.found[key] = PlatformDefault((text,), reason)
 
-    def close(self, *protocols: str) -> None:
+    def close(self, *protocols: str, reason: str = "one port for all requests") -> None:
         """Closes the ports of protocols, unless a port is given for one."""
         for protocol in protocols:
             if f"{protocol}_port" not in self.given:
-                self.set(f"allow_{protocol}", "false", "one port for all requests")
+                self.set(f"allow_{protocol}", "false", reason)
 
     def variable(self, key: str, variable: str) -> bool:
         """Sets a default from a variable; returns whether that is set."""

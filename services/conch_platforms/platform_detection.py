@@ -72,6 +72,8 @@ def detect_platform(environment: Mapping[str, str], given: Mapping[str, Any], di
     defaults = PlatformDefaults(environment, given, disk)
     platform, reason = _chosen(defaults)
     if not platform or given.get(_SWITCHES.get(platform, "")) is False:
+        if platform == VERTEX_AI:  # as in Triton, its mode closes them also without its port
+            defaults.close("http", "grpc", reason=reason)
         if given.get("allow_vertex_ai"):
             _vertex_variables(defaults)
         return DetectedPlatform(defaults=defaults.found, title=_TITLES[VERTEX_AI])

@@ -25,7 +25,7 @@ from conch_control.config.instance_groups import read_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.named_files import read_error, stays_within
 from conch_control.config.padding import checked_padding
-from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
+from conch_control.config.problems import Checked, Problem, Problems, attempt, entry_path, result_or_raise
 from conch_control.config.ragged import batch_inputs, batch_outputs
 from conch_control.config.schema import WIRE_NAMES
 from conch_control.config.sequences import checked_sequences
@@ -65,6 +65,19 @@ def first_response_buckets(config: Mapping[str, Any]) -> tuple[float, ...]:
             buckets = control["histogram_options"]["buckets"]
             return tuple(sorted({value for bucket in buckets if isfinite(value := float(bucket))}))
     return _USUAL_MS
+
+
+def uncustomizable_families(config: ModelConfig) -> Problems:
+    """Metric families in ``model_metrics`` that are not the first-response histogram; they have no effect."""
+    for number, control in enumerate(config.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family != _FIRST_RESPONSE:
+            yield Problem(
+                f"model_metrics.metric_control[{number}].metric_identifier.family",
+                f"Metric family '{family}' in 'metric_identifier' is not a customizable metric in Triton "
+                f"core.",
+                expected=f"'{_FIRST_RESPONSE}'",
+            )
 
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"

@@ -34,6 +34,8 @@ class Format:
     runtime: str = ""
 
 
+_TORCH_SCRIPT = "model.pt"
+
 # In search order.
 FORMATS = (
     Format("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
@@ -42,7 +44,7 @@ FORMATS = (
     Format("onnxruntime", "onnxruntime_onnx", "model.onnx"),
     Format("openvino", "", "model.xml"),
     Format("pytorch", "pytorch_libtorch", "model.py", runtime="model.py"),
-    Format("pytorch", "pytorch_libtorch", "model.pt", ("libtorch",)),
+    Format("pytorch", "pytorch_libtorch", _TORCH_SCRIPT, ("libtorch",)),
     Format("pytorch", "torch_aoti", "model.pt2"),
     Format("python", "", "model.py"),
     Format("tflite", "", "model.tflite"),
@@ -83,9 +85,11 @@ def filling_backend(
         return
     found = _format_of(config, has_file, version_directory)
     if found is not None:
+        # Triton names TorchScript's file only for a backend without a platform.
+        if found.model_file != _TORCH_SCRIPT or (config.backend and not config.platform):
+            config.default_model_filename = config.default_model_filename or found.model_file
         config.backend = config.backend or found.backend
         config.platform = config.platform or found.platform
-        config.default_model_filename = config.default_model_filename or found.model_file
     if config.backend or config.platform:
         return
     _, dot, backend = config.name.rpartition(".")
@@ -160,7 +164,9 @@ def _format_of(
     platform, backend, file = config.platform, config.backend, config.default_model_filename
     formats = [entry for entry in FORMATS if entry.runtime in ("", config.runtime)]
     if platform:
-        return next((entry for entry in formats if platform in (entry.platform, *entry.aliases)), None)
+        told = (entry for entry in formats if platform in (entry.platform, *entry.aliases))
+        by_file = (entry for entry in formats if entry.model_file == file and not backend)
+        return next(told, None) or next(by_file, None)
     candidates = [entry for entry in formats if entry.backend == backend]
     if not backend:
         candidates = [*formats, *OWN_FORMATS]

@@ -185,7 +185,7 @@ class Agent:
             raise InvalidArgumentError(
                 f"Load parameter '{PIN}' has an effect only with --model-control-mode=on-demand"
             )
-        scan = self._remember(self.repositories.list_available())
+        listed = scan = self._remember(self.repositories.list_available())
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")
         try:
@@ -198,14 +198,21 @@ class Agent:
                 names = scan.identified(name)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
+            if listed.source(name) is not None:
+                self._states.failed(name, wrong.message)
             raise PollError(name, wrong.message, True) from wrong
         errors = self._load(names, scan, overrides)
         for each in names:
             error = errors.get(each)
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", each, error.reason)
-                if overrides.config is None:
-                    self._states.failed(each, error.reason)
+                self._states.failed(each, error.reason)
+            if (
+                overrides.files
+                and listed.source(each) is None
+                and isinstance(error, PollError | EnsembleError)
+            ):
+                self._states.forget(each)  # clients choose the name: the index never shows it
             if error is not None:
                 raise error
             if overrides.config is not None or overrides.files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from conch_control.config.problems import raise_first
 from conch_control.config.validate import check_supported, config_problems, tensor_problems, uncacheable_text
 from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, all_composing_models, wrap_in_cache
 from conch_control.lifecycle.model_definition import Definition
+
+log = logging.getLogger(__name__)
 
 
 class EnsembleError(InvalidArgumentError):
@@ -54,6 +57,8 @@ class EnsembleLoader:
             ConchError: The composing models no longer fit, or the config is invalid.
         """
         ensemble = self._prepare(definition, version)
+        if limit := definition.config.ensemble_scheduling.max_inflight_requests:
+            log.info("Ensemble model '%s' configured with max_inflight_requests: %d", definition.name, limit)
         return wrap_in_cache(self._cache, ensemble, EnsembleCacheIdentity(ensemble.spec, self._registry))
 
     def _prepare(self, definition: Definition, version: int) -> EnsembleModel:

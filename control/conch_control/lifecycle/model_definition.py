@@ -158,17 +158,18 @@ def _read(
     agents: AgentChain,
 ) -> Definition:
     name = identifier.removeprefix(f"{namespace}::") if namespace else identifier
-    if config.name and config.name != name:
-        raise InvalidArgumentError(
-            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
-            f"name"
-        )
     written = ModelConfig.FromString(config.SerializeToString())
     config.name = name
     versions = version_numbers(directory)
     raise_first(_filling_backend(config, directory))
+    config.name = written.name or name
     normalize(config)
     raise_first(config_problems(config))
     if options.strict_model_config:
         raise_first(completed_problems(config, options.devices))  # else completion follows
+    if config.name != name:
+        raise InvalidArgumentError(
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
+            f"name"
+        )
     return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

@@ -395,11 +395,11 @@ class ModelLifecycle:
                 if stopped is not None:
                     self._states.end(name, UNFINISHED, Change(Phase.UNLOADED, stopped.message))
                 elif isinstance(error, PollError | EnsembleError):
-                    if queued.override is None:
-                        self._states.end(name, UNFINISHED, Change(Phase.FAILED, error.reason))
-                        self._states.failed(name, error.reason)
-                    else:  # a client's own config concerns only that client
-                        self._states.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
+                    # A client's own config tells nothing of the versions that the repository has.
+                    failed = Change(Phase.FAILED, error.reason)
+                    forgotten = Change(Phase.UNLOADED, FORGOTTEN)
+                    self._states.end(name, UNFINISHED, failed if queued.override is None else forgotten)
+                    self._states.failed(name, error.reason)
                 else:
                     self._states.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
                     if isinstance(error, NoVersionError):

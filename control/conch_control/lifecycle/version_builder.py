@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, as_conch_error
 from conch.core.execution.instance_pool import Resize
 from conch.core.model_control import cancellable_load
 from conch.core.servable import Servable
-from conch_control.config.model_spec import first_response_buckets
+from conch_control.config.model_spec import first_response_buckets, uncustomizable_families
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import MemoryMeter, log_taken
@@ -175,6 +175,8 @@ class VersionBuilder:
                 built.load_ns[version] = end - start
                 warm_up = f", {(end - warm_ups[0]) / 1e9:.2f} s of it warm-up" if warm_ups else ""
                 log.info("'%s' version %d loaded in %.2f s%s", name, version, (end - start) / 1e9, warm_up)
+                for problem in uncustomizable_families(definition.config):
+                    log.warning("model '%s': %s", name, problem.message)
                 if self._options.keep_latencies:
                     model.statistics.keep_latencies()
                 if self._options.keep_first_responses:

@@ -17,7 +17,6 @@ from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Change
 from conch_control.repository.layout import (
     Fingerprint,
     of_all_versions,
-    of_configs,
     of_version,
     split_markers,
 )
@@ -46,7 +45,7 @@ class VersionAction(Enum):
 def diff_versions(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, VersionAction]:
     """Chooses the action for versions that serve already.
 
-    A config file that was rewritten with the same content reloads all versions, and so does an override.
+    An override with the same content loads all versions again; a rewritten config file does not.
     """
     old, new = (split_markers(origin.state)[0] for origin in (before, after))
     config = _of_config(before, after)
@@ -71,11 +70,7 @@ def _of_config(before: Origin, after: Origin) -> VersionAction:
         return VersionAction.LOAD
     if old.instance_group != new.instance_group:
         return VersionAction.RESIZE
-    if after.override:
-        return VersionAction.LOAD
-    if old.version_policy == new.version_policy and of_configs(before.state) != of_configs(after.state):
-        return VersionAction.LOAD
-    return VersionAction.KEEP
+    return VersionAction.LOAD if after.override else VersionAction.KEEP
 
 
 def _rest(config: ModelConfig) -> ModelConfig:

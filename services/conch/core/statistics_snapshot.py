@@ -41,7 +41,7 @@ class ResponseDurations:
         success: Responses with data, with the sum of both times.
         fail: Responses with an error, with the sum of both times.
         empty_response: Final flags without data, with the time in the model.
-        cancel: Responses to cancelled requests, with the time in the model.
+        cancel: Responses after the one in work when the request was cancelled, with the time in the model.
     """
 
     compute_infer: Duration

@@ -124,7 +124,7 @@ class RequestValidator:
             self._reject_inputs(request)
         skip = self._skip
         batch_size = -1
-        for name, tensor in inputs.items():
+        for name, tensor in reversed(inputs.items()):  # of several faults Triton names the last input's
             rule = rules.get(name)
             if rule is None:
                 raise self._unexpected(name)
@@ -269,7 +269,7 @@ class RequestValidator:
 
     def _reject_inputs(self, request: InferenceRequest) -> None:
         name = self._spec.name
-        for given in request.inputs:
+        for given in reversed(request.inputs):
             if given not in self._rules:
                 raise self._unexpected(given)
         least, most, got = len(self._required), len(self._rules), len(request.inputs)

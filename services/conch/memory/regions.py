@@ -71,6 +71,9 @@ class Regions:
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Registers memory on a GPU; for the errors see `register_system`."""
+        self.check_allowed()
+        if self._open_cuda is no_cuda:
+            no_cuda(name, raw_handle, device_id, byte_size)  # before any other fault, as in Triton
         self._reserve(name, "cuda")
         region = None
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.backends.python.python_settings import PARAMETERS, Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
+from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 
@@ -22,13 +23,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("conch.backends.python")
 
+_OF_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
+"""Characters that Triton refuses in names of Python models and their instances."""
+
 
 class PythonBackend(Backend):
-    """Loads models from a file with a class `TritonPythonModel`."""
+    """Loads models from a file with a class `TritonPythonModel`.
+
+    Attributes:
+        checks_names: False if Triton has no Python model for the backend, and takes all names.
+    """
 
     default_model_file = "model.py"
     completion_runs_code = True
     parameters: ClassVar[tuple[str, ...]] = PARAMETERS
+    checks_names: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +47,7 @@ class PythonBackend(Backend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Calls the model's `auto_complete_config` in a temporary load of the file."""
+        self._check_names([config.get("name", "")])
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
@@ -54,7 +64,8 @@ class PythonBackend(Backend):
             code.close()
 
     def check(self, spec: ModelSpec) -> None:
-        """Validates placement and settings; neither runs model code nor makes environments."""
+        """Validates names, placement and settings; neither runs model code nor makes environments."""
+        self._check_names_of(spec)
         if not self._get_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
@@ -82,6 +93,7 @@ class PythonBackend(Backend):
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         # Nothing is loaded here: each instance loads the file itself, in process or in a worker.
+        self._check_names_of(spec)
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
@@ -93,6 +105,18 @@ class PythonBackend(Backend):
             return workers.load(spec, calls)
         Settings.of(spec).check_in_process(spec)
         return _PythonModel(spec, calls)
+
+    def _check_names_of(self, spec: ModelSpec) -> None:
+        self._check_names([spec.name, *(group.name for group in spec.instance_groups)])
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raises InvalidArgumentError: Triton would not start an instance of such a name."""
+        for name in names if self.checks_names else ():
+            if found := "".join(sorted(_OF_SHELLS.intersection(name))):
+                raise InvalidArgumentError(
+                    f"Invalid stub name: contains invalid characters: rename model or instance group "
+                    f"'{name}' without {found}"
+                )
 
     def _get_workers(self) -> Workers:
         from conch.workers.supervision.worker_placement import Workers

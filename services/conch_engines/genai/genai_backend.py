@@ -46,6 +46,7 @@ class GenAiBackend(PythonBasedBackend):
     needs_model_file = False
     completion_runs_code = False
     passes_parameters = False
+    checks_names = False
     parameters = (
         *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK),
         *(*engine_settings.PARAMETERS, *vector_settings.PARAMETERS),

@@ -22,6 +22,7 @@ class _SimpleBackend(PythonBasedBackend):
     code: ClassVar[str]
     completion_runs_code = False
     passes_parameters = False
+    checks_names = False
     uses_gpus = False  # tensors are copied in host memory
 
     def __init__(self) -> None:

@@ -12,9 +12,6 @@ import triton_python_backend_utils as pb_utils
 
 from conch.backends.python.api.response_sender import begin_output
 
-_LOOK_S = 0.01
-"""Seconds between two checks of a wait for a cancelled request."""
-
 
 class TritonPythonModel:
     """One instance."""
@@ -52,16 +49,16 @@ class TritonPythonModel:
             _end(sender, pb_utils.InferenceResponse(error=error))
             return
         count = int(array.reshape(-1)[0])
-        cancelled = False
         for left in range(count, 0, -1):
-            cancelled = await _wait(sender, self._infer_delay_s)
-            if cancelled:
-                break
+            if sender.is_cancelled():  # as in Triton, which finishes the response in work
+                await asyncio.sleep(self._cancel_delay_s)
+                error = pb_utils.TritonError("request has been cancelled", pb_utils.TritonError.CANCELLED)
+                _end(sender, pb_utils.InferenceResponse(error=error))
+                return
+            await asyncio.sleep(self._infer_delay_s)
             if left > self._empty:
                 begin_output(sender)
-                cancelled = await _wait(sender, self._output_delay_s)
-                if cancelled:
-                    break
+                await asyncio.sleep(self._output_delay_s)
                 if left <= self._empty + self._failing:
                     error = pb_utils.TritonError("simulated failure", pb_utils.TritonError.UNKNOWN)
                     sender.send(pb_utils.InferenceResponse(error=error))
@@ -70,21 +67,7 @@ class TritonPythonModel:
                     sender.send(pb_utils.InferenceResponse([output]))
             elif left > 1:  # the final flag is the last empty response
                 sender.send(pb_utils.InferenceResponse([]))
-        if cancelled:
-            await asyncio.sleep(self._cancel_delay_s)
-            error = pb_utils.TritonError("request has been cancelled", pb_utils.TritonError.CANCELLED)
-            _end(sender, pb_utils.InferenceResponse(error=error))
-        else:
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-async def _wait(sender: Any, delay_s: float) -> bool:
-    """Waits; returns early, with True, if the request is cancelled."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + delay_s
-    while not (cancelled := sender.is_cancelled()) and (left := end - loop.time()) > 0:
-        await asyncio.sleep(min(left, _LOOK_S))
-    return bool(cancelled)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _end(sender: Any, response: Any) -> None:

@@ -39,6 +39,7 @@ class TensorFlowBackend(PythonBasedBackend):
     needs_model_file = True
     completion_runs_code = False
     passes_parameters = False
+    checks_names = False
     parameters = (
         *PARAMETERS,
         *_THREADS,

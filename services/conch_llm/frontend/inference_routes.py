@@ -84,12 +84,18 @@ class InferenceRoutes:
         }
 
     async def entry(self, model: NamedModel) -> dict[str, Any]:
-        """Entry of a model in the list of models; one that takes text chats only if it has a template."""
-        entry, can = model.entry(), model.capability
-        text = can.takes_text(CHAT) and not can.takes_body(CHAT)
-        if text and not await self._texts.has_template(model.servable):
+        """Entry of a model in the list of models."""
+        entry = model.entry()
+        if "chat" in entry["capabilities"] and not await self.chats(model):
             entry["capabilities"].remove("chat")
         return entry
+
+    async def chats(self, model: NamedModel) -> bool:
+        """True if a model can chat; one that takes text can only if it has a template."""
+        can = model.capability
+        if can.takes_body(CHAT):
+            return True
+        return can.takes_text(CHAT) and await self._texts.has_template(model.servable)
 
     def check_open(self) -> None:
         """Raises UnavailableError: the port, or the server, takes no requests to models."""

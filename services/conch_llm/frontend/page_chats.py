@@ -51,10 +51,12 @@ class PageChats(ChatRoute):
         self._pools = pools
         self._most_bytes = most_bytes
 
-    def models(self) -> Sequence[ChatModel]:
+    async def models(self) -> Sequence[ChatModel]:
         """The models that can chat."""
-        found = (ChatModel(each.name, each.own_name) for each in self._names.all() if _chats(each))
-        return sorted(found)
+        names = self._names.all()
+        return sorted(
+            [ChatModel(each.name, each.own_name) for each in names if await self._inference.chats(each)]
+        )
 
     async def answer(self, exchange: HttpExchange, model: str) -> None:
         """Answers a chat completion."""
@@ -75,7 +77,3 @@ class PageChats(ChatRoute):
             if each.name == name and each.own_name == model:
                 return each
         raise RequestError(f"`{name}` is no name of the model `{model}`", "model")
-
-
-def _chats(model: NamedModel) -> bool:
-    return model.capability.takes_body(CHAT) or model.capability.takes_text(CHAT)

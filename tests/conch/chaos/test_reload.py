@@ -177,14 +177,13 @@ def test_versions_that_come_and_go_while_another_one_serves(tmp_path: Path, grpc
 
 
 def test_many_reloads_leak_nothing(tmp_path: Path) -> None:
-    directory = write_probe(tmp_path)
-    config = directory / "config.pbtxt"
-    original = config.read_text()
+    code = write_probe(tmp_path) / "1" / "model.py"
+    original = code.read_text()
     with serving_process(tmp_path, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
         process = psutil.Process(server.process.pid)
 
         def reload(number: int, client: Any) -> None:
-            config.write_text(f"{original}\n# {number}\n")
+            code.write_text(f"{original}\n# {number}\n")
             client.load_model("probe")
             probe(client)
 

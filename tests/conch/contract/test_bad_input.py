@@ -136,7 +136,7 @@ case(
 )
 case(
     "batches of different sizes",
-    RID + "input 'INPUT1' batch size does not match other inputs for 'simple'. Expected 1, got 2",
+    RID + "input 'INPUT0' batch size does not match other inputs for 'simple'. Expected 2, got 1",
     inputs=[ints("INPUT0"), ints("INPUT1", shape=[2, 16])],
     raw_input_contents=[ROW, ROW * 2],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -484,6 +485,55 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
         for name in ("self", "x"):
             with pytest.raises(InferenceServerException, match="its load would wait for that"):
                 client.load_model(name, client_timeout=WAIT_S)
+
+
+OUTSIDE = """
+import asyncio
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.said = Path(args["model_repository"]) / "said"
+        assert pb_utils.is_model_ready("echo")
+        tensor = pb_utils.Tensor("IN", np.ones(1, np.float32))
+        self.made = pb_utils.InferenceRequest("", 0, [tensor], ["OUT"], "echo")
+        if not self.said.exists():
+            self.made.exec()
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(self.made.exec().output_tensors()) for _ in requests]
+
+    def finalize(self):
+        async def wait():
+            await self.made.async_exec()
+
+        for call in (self.made.exec, lambda: self.made.exec(decoupled=True), lambda: asyncio.run(wait())):
+            try:
+                call()
+            except pb_utils.TritonModelException as error:
+                with self.said.open("a") as said:
+                    said.write(f"{error}\\n")
+"""
+
+
+def test_calls_are_for_execute_only(tmp_path: Path, placement: str) -> None:
+    write_callers(tmp_path)
+    said = write_model(tmp_path, "outside", PLAIN, {"model.py": OUTSIDE}) / "said"
+    text = "BLS is only supported during the 'execute' function."
+    with serving(tmp_path, flags=["--model-control-mode=explicit", placement]) as server:
+        with client_of(server) as client:
+            client.load_model("echo")
+            with pytest.raises(InferenceServerException, match=re.escape(text)):
+                client.load_model("outside")
+            said.touch()
+            client.load_model("outside")
+            answer = client.infer("outside", [tensor("IN", np.zeros(1, np.float32))])
+            assert answer.as_numpy("OUT").tolist() == [1.0]
+            client.unload_model("outside")
+            eventually(lambda: said.read_text() == f"{text}\n" * 3, "three calls were refused")
 
 
 def test_loading_is_not_always_allowed(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_each_selected_version_needs_its_file(site: Site) -> None:
     assert finding.found == "'network.bin', which is a TensorRT plan; backend \"tensorrt\" serves it"
 
 
-def test_parameters_that_an_engine_does_not_read() -> None:
+def test_settings_that_nothing_reads() -> None:
     config = ModelConfig()
     for name in ("INFERENC_MODE", "session.x", "MAX_THINGS", "CONCH_TEXT_INPUT"):  # the last is an add-on's
         config.parameters[name].string_value = "1"
@@ -228,6 +228,10 @@ def test_parameters_that_an_engine_does_not_read() -> None:
     found = {each.path: each.nearest for each in ineffective_settings(config, known, passed_on=False)}
     assert found == {'parameters["INFERENC_MODE"]': "INFERENCE_MODE", 'parameters["MAX_THINGS"]': ""}
     assert list(ineffective_settings(config, known)) == []  # a model may read them
+    config.model_metrics.metric_control.add().metric_identifier.family = "f"
+    (problem,) = ineffective_settings(config, known)
+    assert problem.path == "model_metrics.metric_control[0].metric_identifier.family"
+    assert problem.expected == "'nv_inference_first_response_histogram_ms'"
 
 
 @pytest.mark.parametrize(

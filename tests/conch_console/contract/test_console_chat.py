@@ -56,6 +56,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     write_words(models, served_model_name="gpt")
     write_told(models)
     write_native(models)
+    write_words(models, "bare")
+    for template in (models / "bare").rglob("chat_template.jinja"):
+        template.unlink()
     for name in ("all", "words"):
         (directory / name).write_text(f"the-key-of-{name}-1")
     (directory / "access.toml").write_text(POLICY)

@@ -157,6 +157,27 @@ def test_directory_and_config_disagree_on_the_name(site: Site, caplog: pytest.Lo
     assert agent.index(False) == [IndexEntry("m", "1", "READY")]
 
 
+def test_other_faults_are_told_before_a_wrong_name(site: Site) -> None:
+    site.model("m", config='name: "n" platform: "ensemble" ensemble_scheduling {}')
+    with pytest.raises(InternalError, match="must specify 'step' for ensemble 'n'"):
+        site.agent().load("m", {})
+
+
+def test_a_metric_family_that_can_not_be_set(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("nv_inference_request_success", "nv_inference_first_response_histogram_ms")
+    controls = (
+        f'metric_control {{ metric_identifier {{ family: "{name}" }} histogram_options {{ buckets: 1 }} }}'
+        for name in names
+    )
+    site.model("m", config=site.config(f"model_metrics {{ {' '.join(controls)} }}"))
+    site.agent().load("m", {})
+    assert (
+        "model 'm': Metric family 'nv_inference_request_success' in 'metric_identifier' is not a "
+        "customizable metric in Triton core."
+    ) in caplog.messages
+    assert "histogram_ms" not in caplog.text
+
+
 def test_missing_config(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     directory = site.model("m", config=None)
     with pytest.raises(InternalError, match=UNPOLLED):

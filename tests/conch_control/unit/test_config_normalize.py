@@ -139,7 +139,8 @@ def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) 
         ("", ("model.plan",), "tensorrt", "tensorrt_plan", "model.plan"),
         ("", ("model.onnx",), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
         ("", ("model.xml",), "openvino", "", "model.xml"),
-        ("", ("model.pt",), "pytorch", "pytorch_libtorch", "model.pt"),
+        ("", ("model.pt",), "pytorch", "pytorch_libtorch", ""),
+        ('backend: "pytorch"', ("model.pt",), "pytorch", "pytorch_libtorch", "model.pt"),
         ("", ("model.pt2",), "pytorch", "torch_aoti", "model.pt2"),
         ("", ("model.py",), "python", "", "model.py"),
         ("", ("model.py", "model.txt"), "python", "", "model.py"),
@@ -150,7 +151,7 @@ def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) 
         ("", ("xgboost.model",), "fil", "", "xgboost.model"),
         ("", ("model.savedmodel",), "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
         ("", ("model.graphdef",), "tensorflow", "tensorflow_graphdef", "model.graphdef"),
-        ('platform: "libtorch"', (), "pytorch", "libtorch", "model.pt"),
+        ('platform: "libtorch"', (), "pytorch", "libtorch", ""),
         ('backend: "pytorch"', ("model.pt2",), "pytorch", "torch_aoti", "model.pt2"),
         ('backend: "onnxruntime"', (), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
         (
@@ -174,6 +175,14 @@ def test_backend_is_told_by_what_is_there(
     raise_first(filling_backend(config, has(*files)))
     assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, model_file)
     raise_first(pair_problems(config))
+
+
+def test_a_file_of_a_usual_name_tells_the_backend_of_an_unknown_platform() -> None:
+    config = ModelConfig(name="m", platform="onnxruntim", default_model_filename="model.onnx")
+    raise_first(filling_backend(config, has()))
+    with pytest.raises(InvalidArgumentError) as raised:
+        raise_first(pair_problems(config))
+    assert raised.value.message == "unexpected 'platform' and 'backend' pair, got:onnxruntim, onnxruntime"
 
 
 def test_nothing_tells_the_backend(tmp_path: Path) -> None:

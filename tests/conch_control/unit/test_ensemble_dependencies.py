@@ -321,6 +321,18 @@ def test_loading_an_ensemble_again_reloads_what_has_changed(site: Site) -> None:
     assert site.serving("e") != first, "checked against the new one"
 
 
+def test_the_log_tells_the_limit_of_requests(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.model("m")
+    site.model("free", config=ensemble(step("m", "A", "Z")))
+    site.model("e", config=ensemble(step("m", "A", "Z"), "max_inflight_requests: 3"))
+    with caplog.at_level(logging.INFO):
+        agent = site.agent()
+        agent.load("free", {})
+        agent.load("e", {})
+    told = [text for text in caplog.messages if "max_inflight_requests" in text]
+    assert told == ["Ensemble model 'e' configured with max_inflight_requests: 3"]
+
+
 def test_a_part_that_changes_so_that_it_fits_no_more(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.model("m")
     site.model("e", config=chain("m"))

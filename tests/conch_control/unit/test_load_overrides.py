@@ -415,7 +415,17 @@ def test_the_log_says_why_overrides_are_refused(
         line.startswith(f"Poll failed for model directory 'm': {reason}") for line in caplog.messages
     ), caplog.messages
     assert agent.ready()
-    assert agent.index(False) == [IndexEntry("m")]
+    (entry,) = agent.index(False)
+    assert (entry.name, entry.state) == ("m", "UNAVAILABLE") and entry.reason.startswith(reason)
+    agent.load("m", {})
+    assert agent.index(False) == [IndexEntry("m", "1", "READY")]
+    with pytest.raises(InternalError):
+        agent.load("m", given)
+    (entry,) = agent.index(False)
+    assert entry.state == "READY" and reason in entry.reason
+    with pytest.raises(InternalError):
+        agent.load("gone", given)
+    assert "gone" not in [each.name for each in agent.models().models], "nothing is kept of an unknown name"
 
 
 def test_a_disk_that_takes_no_files(site: Site, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

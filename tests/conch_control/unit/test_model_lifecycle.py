@@ -282,7 +282,11 @@ def test_override(site: Site) -> None:
     [
         ("{", "Invalid config override: "),
         ('{"max_batch": 1}', "did you mean 'max_batch_size'?"),
-        ('{"name": "other"}', "unexpected directory name 'm' for model 'other', directory name must equal"),
+        ('{"name": "other"}', "Could not determine backend for model 'm'"),
+        (
+            '{"name": "other", "backend": "echo"}',
+            "unexpected directory name 'm' for model 'other', directory name must equal",
+        ),
         ('{"max_batch_size": -1, "backend": "echo"}', "'max_batch_size' must be non-negative value for m"),
     ],
 )

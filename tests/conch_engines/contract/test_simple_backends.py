@@ -61,7 +61,7 @@ parameters { key: "CUSTOM_EMPTY_COUNT" value { string_value: "1" } }
 parameters { key: "CUSTOM_OUTPUT_DELAY_NS" value { string_value: "a while" } }
 """
 SLOW = """
-parameters { key: "CUSTOM_OUTPUT_DELAY_NS" value { string_value: "60000000000" } }
+parameters { key: "CUSTOM_OUTPUT_DELAY_NS" value { string_value: "1000000000" } }
 """
 
 
@@ -79,7 +79,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("square", SQUARE),
         ("repeat_one", REPEAT.replace("true", "false")),
         ("flat", FLAT),
-        ("parts", SQUARE + PARTS),
+        ("parts (1)", SQUARE + PARTS),
         ("delayed", SQUARE + PARTS[: PARTS.index("CUSTOM_OUTPUT") - len('parameters { key: "')] + DELAYS),
         ("slow", SQUARE + SLOW),
     ):
@@ -210,7 +210,7 @@ def test_square(server: AnyServer) -> None:
     assert [part.as_numpy("OUT").tolist() for part in parts] == [[[3]]] * 3
     assert final(last)
     five = [tensor("IN", np.array([[5]], np.int32), "INT32")]
-    full, also, failed, again, last = stream(server, "parts", five, 5)
+    full, also, failed, again, last = stream(server, "parts (1)", five, 5)
     assert [part.as_numpy("OUT").tolist() for part in (full, also)] == [[[5]]] * 2
     assert all(isinstance(part, InferenceServerException) for part in (failed, again))
     assert not last.get_response().outputs and final(last)
@@ -223,16 +223,28 @@ def test_a_cancelled_square_ends(server: AnyServer) -> None:
         return made
 
     with closing(RawClient(server.address)) as raw, client_of(server) as client:
-        call = raw.stream([message("slow"), message("square")])
-        # The answer to the second request says that the first one, which takes a minute, is with its model.
-        assert next(call).infer_response.model_name == "square"
-        call.cancel()
+        tries = 0
 
-        def failed() -> int:
-            model = client.get_inference_statistics("slow").model_stats[0]
-            return int(model.inference_stats.fail.count)
+        def cancelled() -> Any:
+            """The statistics, once a request was cancelled before its only response."""
+            nonlocal tries
+            tries += 1
+            call = raw.stream([message("slow"), message("square")])
+            # The answer to the second request says that the first one is with its model.
+            assert next(call).infer_response.model_name == "square"
+            call.cancel()
 
-        eventually(lambda: failed() == 1, "the request ends")
+            def ended() -> Any:
+                model = client.get_inference_statistics("slow").model_stats[0]
+                ends = model.inference_stats.success.count + model.inference_stats.fail.count
+                return ends == tries and model
+
+            model = eventually(ended, "the request ends")
+            return model.inference_stats.fail.count and model
+
+        rows = eventually(cancelled, "a request is cancelled while it runs").response_stats
+        # The response in work is counted, the next one as cancelled.
+        assert (rows["0"].success.count, rows["0"].cancel.count, rows["1"].cancel.count) == (tries, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def options(pairs: Pairs, **variables: str) -> OtlpOptions:
     ],
 )
 def test_addresses(pairs: Pairs, variables: dict[str, str], url: str) -> None:
-    assert options(pairs, **variables).endpoint.url.geturl() == url
+    found = options(pairs, **variables)
+    assert found.endpoint.url.geturl() == url
+    assert dict(found.spans.shown)["url"] == (dict(pairs).get("url", url),)  # as it was given
 
 
 @pytest.mark.parametrize(

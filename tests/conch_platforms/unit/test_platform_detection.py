@@ -132,8 +132,8 @@ SAGEMAKER_PORT = {"SAGEMAKER_BIND_TO_PORT": "9090", "SAGEMAKER_TRITON_ALLOW_METR
         (VERTEX, ("--http-port=8000",), "vertex_ai http metrics"),
         ({**VERTEX, "CONCH_GRPC_PORT": "1"}, (), "vertex_ai grpc metrics"),
         (VERTEX, ("--http-port=8000", "--allow-http=false"), "vertex_ai metrics"),
-        (VERTEX, ("--allow-vertex-ai=false",), "http grpc metrics"),
-        (VERTEX, ("--allow-vertex-ai=false", "--allow-grpc=false"), "http metrics"),
+        (VERTEX, ("--allow-vertex-ai=false",), "metrics"),
+        (VERTEX, ("--allow-vertex-ai=false", "--allow-http"), "http metrics"),
         ({**VERTEX, "AIP_MODE": ""}, (), "http grpc metrics"),
         (SAGEMAKER_PORT, (), "sagemaker"),
         (SAGEMAKER_PORT, ("--metrics-port=0",), "sagemaker"),  # its variable says no

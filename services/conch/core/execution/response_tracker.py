@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, DeadlineExceededError, QueueTimeoutError
+from conch.core.errors import CancelledError, ConchError, DeadlineExceededError, QueueTimeoutError
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.responder_layers import ResponderLayer
@@ -157,7 +157,8 @@ class ExecutionRecord:
 class _TrackedResponder:
     """The responder of one request."""
 
-    __slots__ = ("_execution", "_failed", "_index", "_open", "_output_ns", "_since_ns", "responder")
+    __slots__ = ("_cancelled", "_execution", "_failed", "_index", "_open", "_output_ns", "_since_ns",
+                 "responder")  # fmt: skip
 
     def __init__(self, owner: ResponseTracker, execution: ExecutionRecord, responder: Responder) -> None:
         self._open: ResponseTracker | None = owner
@@ -166,6 +167,7 @@ class _TrackedResponder:
         self._output_ns = 0
         self._since_ns = execution.start_ns
         self._failed = False
+        self._cancelled = False
         self.responder = responder
 
     def run_again(self, execution: ExecutionRecord) -> None:
@@ -188,7 +190,7 @@ class _TrackedResponder:
         failed = response is not None and response.error is not None
         self._failed = self._failed or failed
         if owner.decoupled:
-            kind = _kind(request, response, failed)
+            kind = self._kind(request, response, failed)
             output_start_ns = now
             if told_ns := getattr(request, "output_start_ns", 0):
                 request.output_start_ns = 0
@@ -214,6 +216,18 @@ class _TrackedResponder:
                 owner.statistics.record_response_output(self._index, kind, output_ns)
             self._index += 1
 
+    def _kind(
+        self, request: InferenceRequest, response: InferenceResponse | None, failed: bool
+    ) -> ResponseKind:
+        if request.cancelled:
+            # The response that was in work then counts as what it is.
+            in_work, self._cancelled = not self._cancelled, True
+            if not in_work or response is None or isinstance(response.error, CancelledError):
+                return ResponseKind.CANCEL
+        if failed:
+            return ResponseKind.FAIL
+        return ResponseKind.EMPTY if response is None or not response.outputs else ResponseKind.SUCCESS
+
     def _count(self, statistics: ModelStatistics, request: InferenceRequest, now: int) -> None:
         execution = self._execution
         how = RequestEnd.FAILED if self._failed else RequestEnd.SUCCEEDED
@@ -228,14 +242,6 @@ class _TrackedResponder:
 
 def _is_completed(request: InferenceRequest) -> bool:
     return request.completed  # read twice: another thread may complete it in between
-
-
-def _kind(request: InferenceRequest, response: InferenceResponse | None, failed: bool) -> ResponseKind:
-    if request.cancelled:
-        return ResponseKind.CANCEL
-    if failed:
-        return ResponseKind.FAIL
-    return ResponseKind.EMPTY if response is None or not response.outputs else ResponseKind.SUCCESS
 
 
 def _unset_responder(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

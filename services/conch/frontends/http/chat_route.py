@@ -32,7 +32,7 @@ class ChatRoute(ABC):
     """Answers OpenAI's chat requests."""
 
     @abstractmethod
-    def models(self) -> Sequence[ChatModel]:
+    async def models(self) -> Sequence[ChatModel]:
         """The loaded models that can chat, by all their names."""
 
     @abstractmethod

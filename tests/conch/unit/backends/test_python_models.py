@@ -300,6 +300,20 @@ def test_models_that_do_not_load(harness: Harness, source: str, message: str) ->
     assert caught.value.message == message.format(path=harness.root / "m" / "1" / "model.py")
 
 
+def test_names_with_characters_of_shells(harness: Harness) -> None:
+    backend, text = PythonBackend(), "^Invalid stub name: contains invalid characters: "
+    for character in ";|&$`<>()[]{}\\\"'*?~#!":
+        name = f"model{character}test"
+        directory = harness.directory(name, {"1/model.py": model_with("return []")})
+        groups = (InstanceGroup("fine"), InstanceGroup(name))
+        with pytest.raises(InvalidArgumentError, match=text):
+            backend.complete_config({"name": name}, directory / "1", {"placement": harness.placement})
+        for refused in (harness.spec(name), harness.spec(instance_groups=groups)):
+            for use in (backend.check, backend.load):
+                with pytest.raises(InvalidArgumentError, match=text):
+                    use(refused)
+
+
 def test_missing_file(harness: Harness) -> None:
     harness.directory("m", {})
     with pytest.raises(UnavailableError) as caught:

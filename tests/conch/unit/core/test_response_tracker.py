@@ -24,7 +24,7 @@ from tests.support.core import (
 )
 from tests.support.servers import eventually
 
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import CancelledError, InternalError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.model_statistics import Duration, ModelStatistics, StatisticsSnapshot
 from conch.core.model_version import Model
@@ -96,9 +96,14 @@ def test_errors_and_cancelled_responses_are_counted_apart() -> None:
     rows = model.counted.responses
     assert [counts(rows[index]) for index in range(len(rows))] == [
         {"compute_infer": 1, "compute_output": 1, "fail": 1},
-        {"cancel": 1},
+        {"compute_infer": 1, "compute_output": 1, "success": 1},  # in work when it was cancelled
         {"cancel": 1},
     ]
+    for response in (None, InferenceResponse([], CancelledError("seen"))):
+        (model := Decoupled()).run(request := model.request())
+        request.cancelled = True
+        request.respond(response, True)
+        assert counts(model.counted.responses[0]) == {"cancel": 1}
 
 
 def test_handing_a_response_over_is_its_output_time() -> None:

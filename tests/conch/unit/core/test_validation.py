@@ -149,14 +149,20 @@ def strings(count: int) -> bytes:
         pytest.param(
             PAIR,
             request_of(tensor("A", (1, 4)), tensor("B", (2, 4))),
-            "input 'B' batch size does not match other inputs for 'm'. Expected 1, got 2",
+            "input 'A' batch size does not match other inputs for 'm'. Expected 2, got 1",
             id="batch-sizes-differ",
         ),
         pytest.param(
             PAIR,
             request_of(tensor("A", (0, 4)), tensor("B", (2, 4))),
-            "input 'B' batch size does not match other inputs for 'm'. Expected 0, got 2",
+            "input 'A' batch size does not match other inputs for 'm'. Expected 2, got 0",
             id="batch-sizes-differ-from-zero",
+        ),
+        pytest.param(
+            PAIR,
+            request_of(tensor("A", (1, 4), "INT32"), tensor("B", (1, 4), "INT32")),
+            "inference input 'B' data-type is 'INT32', but model 'm' expects 'FP32'",
+            id="the-last-of-several-wrong-inputs",
         ),
         pytest.param(
             BATCHED,

@@ -153,10 +153,16 @@ def test_nothing_can_be_changed_where_clients_may_not(memory: SharedObject) -> N
     assert names(regions) == ([], [])
 
 
-def test_without_a_gpu_there_is_a_text() -> None:
-    assert text(InvalidArgumentError, Regions().register_cuda, "a", bytes(64), 0, 1) == (
-        "failed to register CUDA shared memory region: 'a', GPUs not supported"
-    )
+@pytest.mark.parametrize("name", ["a", "", "known"])
+def test_without_a_gpu_there_is_a_text(name: str, memory: SharedObject) -> None:
+    regions = Regions()
+    regions.register_system("known", memory.key, 0, 1)
+    try:
+        assert text(InvalidArgumentError, regions.register_cuda, name, bytes(64), 0, 1) == (
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+        )
+    finally:
+        regions.close()
 
 
 def test_a_region_needs_a_name(regions: Regions, memory: SharedObject) -> None:

@@ -25,7 +25,7 @@ from conch.backends.python.api.pb_types import (
 from conch.backends.python.api.response_sender import ResponseSender, SenderContext
 from conch.backends.python.calls.async_calls import start_async_call, start_async_stream
 from conch.backends.python.calls.bls_call import WaitingCall
-from conch.backends.python.calls.call_context import current_call_context, find_call_context
+from conch.backends.python.calls.call_context import CallContext, current_call_context, find_call_context
 from conch.backends.python.calls.response_iterator import ResponseIterator
 from conch.core.clock import monotonic_ns
 from conch.core.device import DeviceTensor, FetchedTensor
@@ -187,7 +187,7 @@ class InferenceRequest:
         Raises:
             TritonModelException: The calling model cannot call others from here.
         """
-        caller = self._caller or current_call_context()
+        caller = self._calling()
         if decoupled:
             return ResponseIterator(caller, self)
         return WaitingCall(caller, self, False).run()
@@ -199,10 +199,16 @@ class InferenceRequest:
             TritonModelException: The calling model cannot call others from here.
             RuntimeError: The caller is not a coroutine.
         """
-        caller = self._caller or current_call_context()
+        caller = self._calling()
         if decoupled:
             return start_async_stream(caller, self)
         return start_async_call(caller, self)
+
+    def _calling(self) -> CallContext:
+        """The instance that calls. Raises TritonModelException: it can't, from here or now."""
+        caller = self._caller or current_call_context()
+        caller.check_executing()
+        return caller
 
     def _to_core(self, responder: Responder, created_ns: int) -> CoreRequest:
         """Converts a BLS request; `Call` sets its deadline."""

@@ -71,6 +71,7 @@ class CallContext:
         waiting: The call that this thread waits for.
         in_cycle: True if the last look found the awaited call in a cycle of calls.
         opening: True if the instance is being created; the load of its model waits for that.
+        finalizing: True once the model's `finalize` was called.
         loads: The model whose load it awaits meanwhile.
         warned_of_blocking: True if the log has the warning about blocking the event loop.
     """
@@ -82,6 +83,7 @@ class CallContext:
         "_lock",
         "_namespace",
         "_open",
+        "finalizing",
         "in_cycle",
         "known_server",
         "loads",
@@ -103,6 +105,7 @@ class CallContext:
         self.waiting: Wait | None = None
         self.in_cycle = False
         self.opening = False
+        self.finalizing = False
         self.loads = ""
         self.warned_of_blocking = False
         self._namespace = "" if spec is None else spec.namespace
@@ -126,6 +129,11 @@ class CallContext:
         """Raises TritonModelException in a fork of the process, where no thread would complete calls."""
         if self._forks != _forks:
             raise TritonModelException(FORKED.format(name=self.name))
+
+    def check_executing(self) -> None:
+        """Raises TritonModelException in `initialize` and `finalize`, where no model may be called."""
+        if self.opening or self.finalizing:
+            raise TritonModelException(NOWHERE)
 
     def names(self, model_name: str) -> Iterator[str]:
         """Candidate identifiers of a model for this caller, in lookup order."""

@@ -271,6 +271,7 @@ class PythonInstance(BackendInstance):
                 self._concurrency.wait()
             if self._loop is not None:
                 self._loop.close()
+            self._caller.finalizing = True
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
         except BaseException as error:  # boundary: the model's code
