@@ -523,17 +523,17 @@ def test_calls_are_for_execute_only(tmp_path: Path, placement: str) -> None:
     write_callers(tmp_path)
     said = write_model(tmp_path, "outside", PLAIN, {"model.py": OUTSIDE}) / "said"
     text = "BLS is only supported during the 'execute' function."
-    with serving(tmp_path, flags=["--model-control-mode=explicit", placement]) as server:
-        with client_of(server) as client:
-            client.load_model("echo")
-            with pytest.raises(InferenceServerException, match=re.escape(text)):
-                client.load_model("outside")
-            said.touch()
+    flags = ["--model-control-mode=explicit", placement]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        client.load_model("echo")
+        with pytest.raises(InferenceServerException, match=re.escape(text)):
             client.load_model("outside")
-            answer = client.infer("outside", [tensor("IN", np.zeros(1, np.float32))])
-            assert answer.as_numpy("OUT").tolist() == [1.0]
-            client.unload_model("outside")
-            eventually(lambda: said.read_text() == f"{text}\n" * 3, "three calls were refused")
+        said.touch()
+        client.load_model("outside")
+        answer = client.infer("outside", [tensor("IN", np.zeros(1, np.float32))])
+        assert answer.as_numpy("OUT").tolist() == [1.0]
+        client.unload_model("outside")
+        eventually(lambda: said.read_text() == f"{text}\n" * 3, "three calls were refused")
 
 
 def test_loading_is_not_always_allowed(tmp_path: Path) -> None:
