@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, strings, tensor_specs
+from tests.support.native_builds import ROOT, run_compiler
 from tests.support.onnx_graphs import ADD_SUB, I64, MEAN, RAGGED, F, S, Tensors, graph, node
 
 from conch.backends import load_backend
@@ -577,6 +578,71 @@ def test_model_operations_and_shrinking_arenas(harness: Harness, backend: OnnxRu
         with pytest.raises(InvalidArgumentError, match=text):
             session_options(onnxruntime, harness.spec(config=config))
         (harness.root / "m" / "ops.so").write_bytes(b"no library")
+
+
+@pytest.mark.process
+def test_custom_operators_are_known_before_the_load(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    shapes: tuple[Tensors, Tensors] = {"A": (F, ["n", 2])}, {"B": (F, ["n", 2])}
+    directory = write(harness, graph([node("Foo", ["A"], ["B"], domain="tests")], *shapes, domains=["tests"]))
+    source = str(ROOT / "tests/support/custom_operator.c")
+    run_compiler("-fPIC", "-shared", "-o", str(directory.parent / "ops.so"), source)
+    operations = {"op_library_filename": ["ops.so"]}
+    config = complete(backend, directory, model_operations=operations)
+    assert [config[key][0]["dims"] for key in ("input", "output")] == [[2], [2]]
+    spec = harness.spec(
+        inputs=tensor_specs(A=("FP32", (2,))),
+        outputs=tensor_specs(B=("FP32", (2,))),
+        model_file="model.onnx",
+        config={"model_operations": operations},
+    )
+    backend.check(spec)
+    backend.open(spec, Placement("m_0", "CPU"))
+
+
+def test_a_format_is_known_before_the_load(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    """A load finds out by itself, unless it is told another."""
+    import onnxruntime
+
+    path = write(harness, b"") / "model.onnx"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path.with_suffix(".ort"))
+    onnxruntime.InferenceSession(ADD_SUB, options, providers=["CPUExecutionProvider"])
+    path.with_suffix(".ort").rename(path)
+    spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")
+    assert len(complete(backend, path.parent)["input"]) == 2
+    backend.check(spec)
+    harness.load(backend, spec)
+    key, told = "session.load_model_format", "ONNX"
+    with pytest.raises(InternalError, match="unable to load ONNX model"):
+        complete(backend, path.parent, parameters={key: {"string_value": told}})
+    with pytest.raises(InternalError, match="unable to load ONNX model"):
+        backend.check(dataclasses.replace(spec, parameters={key: told}))
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_a_check_needs_the_operators_of_the_cpu_only_there(
+    harness: Harness, backend: OnnxRuntimeBackend, kind: str
+) -> None:
+    """ONNX Runtime has this operator on GPUs alone."""
+    shapes: tuple[Tensors, Tensors] = {"A": (F, ["n", 2, 2, 1])}, {"B": (F, ["n", 2, 2, 1])}
+    weights = onnx.numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "W")
+    domain = "com.microsoft"
+    convolution = node("NhwcConv", ["A", "W"], ["B"], domain=domain, kernel_shape=[1, 1])
+    directory = write(harness, graph([convolution], *shapes, [weights], [domain]))
+    group = {"name": "m_0", "kind": f"KIND_{kind}"}
+    assert complete(backend, directory, instance_group=[group])["input"][0]["dims"] == [2, 2, 1]
+    spec = harness.spec(
+        inputs=tensor_specs(A=("FP32", (2, 2, 1))),
+        outputs=tensor_specs(B=("FP32", (2, 2, 1))),
+        model_file="model.onnx",
+        instance_groups=(InstanceGroup("m_0", kind, 1, (0,) if kind == "GPU" else ()),),
+    )
+    if kind == "GPU":
+        backend.check(spec)
+        return
+    with pytest.raises(InternalError, match="Could not find an implementation for NhwcConv"):
+        backend.check(spec)
 
 
 @pytest.mark.parametrize(
