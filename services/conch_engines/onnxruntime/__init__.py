@@ -37,6 +37,7 @@ from conch_engines.onnxruntime.session_options import (
     GLOBAL_POOL,
     PARAMETERS,
     POOL_SIZES,
+    finding_weights,
     run_options,
     session_options,
 )
@@ -116,17 +117,17 @@ class OnnxRuntimeBackend(ArrayBackend):
         placements = place(replace(group, count=1) for group in spec.instance_groups)
         # GPU instances may belong to another machine with another ONNX Runtime.
         on_cpu = next((each for each in placements if each.kind != "GPU"), None)
-        if on_cpu and execution_providers(self._ort, spec, on_cpu, self._plugins) == [(CPU, {})]:
-            self.open(spec, on_cpu)  # finds operators and weights that are missing
-        else:
-            validate(spec, self._signature(spec), DATATYPES)
+        providers = on_cpu and execution_providers(self._ort, spec, on_cpu, self._plugins)
+        # Operators and weights that are missing are found where that takes no device.
+        validate(spec, self._signature(spec, providers if providers == [(CPU, {})] else None), DATATYPES)
 
-    def _signature(self, spec: ModelSpec) -> Signature:
-        """The signature of a model that is only read: with no weights, on no device."""
+    def _signature(self, spec: ModelSpec, providers: Providers | None = None) -> Signature:
+        """The signature as a load finds it, with little work; see `_session`."""
         path = _model_path(spec)
         options = session_options(self._ort, spec)
+        options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
-        return signature_of(self._session(path, path.read_bytes(), options, None), spec.name)
+        return signature_of(self._session(path, path.read_bytes(), options, providers), spec.name)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -142,10 +143,6 @@ class OnnxRuntimeBackend(ArrayBackend):
         if boolean(spec.backend_options, GLOBAL_POOL, False):
             self._make_pool(spec.backend_options)
             options.use_per_session_threads = False
-        # A model passed as bytes has no directory to look up external weights in.
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(path.parent)
-        )
         providers = execution_providers(self._ort, spec, placement, self._plugins)
         if placement.kind == "GPU" and hasattr(self._ort, "preload_dlls"):
             # Finds CUDA and cuDNN in NVIDIA's packages, which are not on the loader's path.
@@ -183,10 +180,11 @@ class OnnxRuntimeBackend(ArrayBackend):
             if providers is None:
                 return self._reading_session(options, content, False, False)
             passed = self._plugins.add(options, providers)
-            if passed is None:
-                return self._ort.InferenceSession(content, options)
-            # Without its retry on the CPU, which prints the error and hides it.
-            return self._ort.InferenceSession(content, options, providers=passed, enable_fallback=0)
+            with finding_weights(options, path):
+                if passed is None:
+                    return self._ort.InferenceSession(content, options)
+                # Without its retry on the CPU, which prints the error and hides it.
+                return self._ort.InferenceSession(content, options, providers=passed, enable_fallback=0)
         except Exception as error:  # of the engine, which raises its own classes
             wrong = hint(path) if identify(path) is not ONNX else ""
             raise InternalError(f"unable to load ONNX model '{path}': {status_text(error)}{wrong}") from error

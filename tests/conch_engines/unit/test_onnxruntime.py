@@ -16,6 +16,7 @@ import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, strings, tensor_specs
 from tests.support.native_builds import ROOT, run_compiler
 from tests.support.onnx_graphs import ADD_SUB, I64, MEAN, RAGGED, F, S, Tensors, graph, node
+from tests.support.other_roots import linked_from_another_root
 
 from conch.backends import load_backend
 from conch.backends.arrays import WritesInPlace
@@ -348,25 +349,49 @@ def test_error_at_run_time_leaves_the_model_well(harness: Harness, backend: Onnx
     assert harness.infer(model, {"A": values, "SHAPE": np.array([4, 1])}).array("B").shape == (4, 1)
 
 
-def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    directory = harness.directory("m", {"1/model.onnx/weights.bin": b""}) / "1" / "model.onnx"
+def save_with_weights(directory: Path, location: str) -> dict[str, Any]:
+    """Saves a model that adds 0 to 255 from a file beside it; returns what its spec has."""
     weights = onnx.numpy_helper.from_array(np.arange(256, dtype=np.float32).reshape(1, 256), "W")
     content = graph(
         [node("Add", ["A", "W"], ["B"])], {"A": (F, ["n", 256])}, {"B": (F, ["n", 256])}, [weights]
     )
     model = onnx.load_model_from_string(content)
-    onnx.save_model(
-        model, directory / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
-    )
-    loaded = harness.load(
-        backend,
-        harness.spec(
-            inputs=tensor_specs(A=("FP32", (256,))),
-            outputs=tensor_specs(B=("FP32", (256,))),
-            model_file="model.onnx",
-            instance_groups=(InstanceGroup("m_0", count=2),),
-        ),
-    )
+    path = directory / "model.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location=location, size_threshold=0)
+    return {
+        "inputs": tensor_specs(A=("FP32", (256,))),
+        "outputs": tensor_specs(B=("FP32", (256,))),
+        "model_file": "model.onnx",
+        "instance_groups": (InstanceGroup("m_0", count=2),),
+    }
+
+
+def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = harness.directory("m", {"1/model.onnx/weights.bin": b""}) / "1" / "model.onnx"
+    loaded = harness.load(backend, harness.spec(**save_with_weights(directory, "weights.bin")))
+    assert harness.infer(loaded, {"A": rows(1, width=256)}).array("B")[0, 255] == 256
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("location", ["parts/weights.bin", "link"])
+def test_weights_whose_path_opens_and_does_not_resolve(
+    harness: Harness, backend: OnnxRuntimeBackend, tmp_path: Path, location: str
+) -> None:
+    directory = tmp_path / "files" / "m" / "1"
+    (directory / "parts").mkdir(parents=True)
+    settings = save_with_weights(directory, location)
+    if location == "link":
+        (directory / "link").rename(tmp_path / "secret.bin")
+        (directory / "link").symlink_to(tmp_path / "secret.bin")
+    models = tmp_path / "models"
+    with linked_from_another_root(tmp_path / "files", models):
+        spec = harness.spec(**settings, directory=models / "m", version_directory=models / "m" / "1")
+        if location == "link":
+            with pytest.raises(InternalError, match="External file: link not found"):
+                backend.check(spec)
+            return
+        backend.check(spec)
+        loaded = harness.load(backend, spec)
     assert harness.infer(loaded, {"A": rows(1, width=256)}).array("B")[0, 255] == 256
 
 
