@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import InternalError, UnavailableError, UnsupportedError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
@@ -60,6 +60,7 @@ _DATATYPES = {
     "tensor(int32)": "INT32",
     "tensor(int64)": "INT64",
     "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
@@ -219,11 +220,17 @@ class _OnnxModel(BackendModel):
 def signature_of(session: Any, model: str) -> Signature:
     """The signature of a session of the named model."""
     native = getattr(session, "_sess", session)
-    return Signature(
-        _tensors(native.inputs_meta, model),
-        _tensors(native.outputs_meta, model),
-        _tensors(native.overridable_initializers, model),
+    inputs, outputs, initialized = (
+        _tensors(arguments, model)
+        for arguments in (native.inputs_meta, native.outputs_meta, native.overridable_initializers)
     )
+    given = {each.datatype for each in (*inputs, *initialized)}
+    if "BYTES" in given and "BF16" in given.union(each.datatype for each in outputs):
+        raise UnsupportedError(
+            f"model '{model}' has BF16 tensors and inputs of strings, which ONNX Runtime does not take from "
+            f"Python in one run{_FIXES[True]}"
+        )
+    return Signature(inputs, outputs, initialized)
 
 
 def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
@@ -237,13 +244,11 @@ def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
 
 
 def _problem(onnx_type: str, name: str, model: str) -> str:
-    what = (
-        "BF16 tensors are not supported by the onnxruntime backend"
-        if onnx_type == "tensor(bfloat16)"
-        else "expected a tensor of a type the protocol has"
-    )
     fix = _FIXES[onnx_type.partition("(")[0] == "tensor"]
-    return f"unsupported ONNX type '{onnx_type}' for I/O '{name}' of model '{model}': {what}{fix}"
+    return (
+        f"unsupported ONNX type '{onnx_type}' for I/O '{name}' of model '{model}': expected a tensor of a "
+        f"type the protocol has{fix}"
+    )
 
 
 def _strings_or_devices(session: Any) -> bool:

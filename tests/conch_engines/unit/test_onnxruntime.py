@@ -30,6 +30,7 @@ from conch.core.errors import (
 from conch.core.execution.placement import Placement, place
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
 from conch_engines.model_config import threads_per_instance
 from conch_engines.onnxruntime import OnnxRuntimeBackend
 from conch_engines.onnxruntime.ort_providers import CUDA, Plugins, Providers, execution_providers
@@ -257,7 +258,8 @@ def spec_errors() -> list[tuple[dict[str, Any], str]]:
         ),
         (
             {"inputs": tensor_specs(A=("BF16", (2,)), B=("FP32", (2,)))},
-            "unsupported datatype TYPE_BF16 for input 'A' for model 'm'",
+            "unable to load model 'm', configuration expects datatype TYPE_BF16 for input 'A', model "
+            "provides TYPE_FP32",
         ),
         (
             {"parameters": {"execution_mode": "2"}},
@@ -312,14 +314,81 @@ def test_file_that_is_not_onnx_is_named(harness: Harness, backend: OnnxRuntimeBa
 
 
 def test_types_without_a_protocol_datatype(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    bfloat = onnx.TensorProto.BFLOAT16
-    content = graph([node("Identity", ["A"], ["B"])], {"A": (bfloat, ["n", 2])}, {"B": (bfloat, ["n", 2])})
-    with pytest.raises(UnsupportedError) as caught:
-        complete(backend, write(harness, content))
-    assert caught.value.message == (
-        "unsupported ONNX type 'tensor(bfloat16)' for I/O 'A' of model 'm': BF16 tensors are not supported "
-        "by the onnxruntime backend; export the model with a Cast of it, for example to FP32"
+    shapes: tuple[Tensors, Tensors] = {"A": (onnx.TensorProto.FLOAT8E4M3FN, ["n", 2])}, {"B": (F, ["n", 2])}
+    scale = onnx.numpy_helper.from_array(np.array(1, np.float32), "S")
+    model = onnx.load_model_from_string(
+        graph([node("DequantizeLinear", ["A", "S"], ["B"])], *shapes, [scale])
     )
+    model.opset_import[0].version = 19
+    with pytest.raises(UnsupportedError) as caught:
+        complete(backend, write(harness, model.SerializeToString()))
+    assert caught.value.message == (
+        "unsupported ONNX type 'tensor(float8e4m3fn)' for I/O 'A' of model 'm': expected a tensor of a type "
+        "the protocol has; export the model with a Cast of it, for example to FP32"
+    )
+
+
+def test_brain_floats(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    write(
+        harness,
+        graph(
+            [
+                node("Cast", ["A"], ["FLOATS"], to=F),
+                node("Add", ["FLOATS", "B"], ["SUM"]),
+                node("Cast", ["SUM"], ["C"], to=brain),
+                node("Cast", ["B"], ["T"], to=S),
+            ],
+            {"A": (brain, ["n", 2]), "B": (F, ["n", 2])},
+            {"C": (brain, ["n", 2]), "SUM": (F, ["n", 2]), "T": (S, ["n", 2])},
+        ),
+    )
+    config = complete(backend, harness.root / "m" / "1")
+    assert [config[key][0]["data_type"] for key in ("input", "output")] == ["TYPE_BF16"] * 2
+    spec = harness.spec(
+        inputs=tensor_specs(A=("BF16", (2,)), B=("FP32", (2,))),
+        outputs=tensor_specs(C=("BF16", (2,)), SUM=("FP32", (2,)), T=("BYTES", (2,))),
+        model_file="model.onnx",
+        batching=one_batch(2),
+    )
+    model = harness.load(backend, spec)
+    requests = []
+    for row, bits in enumerate((b"\x80\x3f\x00\x40", b"\x40\x40\x80\xc0")):  # 1 and 2, 3 and -4
+        request, answer = harness.request({"B": rows(row)})
+        request.inputs["A"] = Tensor("A", "BF16", (1, 2), bits)
+        requests.append(answer)
+        model.submit(request)
+    assert [answer.one.error for answer in requests] == [None, None]
+    found = [{tensor.name: tensor for tensor in answer.one.outputs} for answer in requests]
+    assert [each["C"].data for each in found] == [b"\x80\x3f\x00\x40", b"\x80\x40\x40\xc0"]
+    assert [each["SUM"].numpy().tolist() for each in found] == [[[1, 2]], [[4, -3]]]
+    assert [each["T"].numpy().tolist() for each in found] == [[[b"0", b"0"]], [[b"1", b"1"]]]
+
+
+def test_brain_floats_and_strings_are_refused(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    nodes = [node("Identity", ["A"], ["B"]), node("Identity", ["S"], ["T"])]
+    directory = write(
+        harness, graph(nodes, {"A": (brain, [2]), "S": (S, [1])}, {"B": (brain, [2]), "T": (S, [1])})
+    )
+    with pytest.raises(UnsupportedError, match="model 'm' has BF16 tensors and inputs of strings"):
+        complete(backend, directory)
+
+
+def test_brain_floats_beside_outputs_in_place(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    write(harness, graph([node("Cast", ["A"], ["B"], to=F)], {"A": (brain, [2])}, {"B": (F, [2])}))
+    spec = harness.spec(
+        inputs=tensor_specs(A=("BF16", (2,))),
+        outputs=tensor_specs(B=("FP32", (2,))),
+        model_file="model.onnx",
+        max_batch_size=0,
+    )
+    function: object = backend.open(spec, Placement("m_0", "CPU"))
+    assert isinstance(function, WritesInPlace)
+    place = np.zeros(2, np.float32)
+    function.run_into({"A": np.array([0x3F80, 0xC080], np.uint16)}, {"B": place})
+    assert place.tolist() == [1, -4]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
