@@ -694,7 +694,7 @@ def test_custom_operators_are_known_before_the_load(harness: Harness, backend: O
 
 
 def test_a_format_is_known_before_the_load(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    """A load finds out by itself, unless it is told another."""
+    """A load finds out by itself, unless the config names another one."""
     import onnxruntime
 
     path = write(harness, b"") / "model.onnx"
