@@ -23,7 +23,7 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.request import Parameter
-from conch.core.tensor import Array
+from conch.core.tensor import Array, datatype_of
 from conch_api.array_conversion import input_array
 from conch_api.function_io import Result
 
@@ -119,7 +119,11 @@ class Signature:
         return {name: (self.inputs[name], self._array(name, value, sample)) for name, value in named.items()}
 
     def _array(self, name: str, value: npt.ArrayLike, sample: bool) -> Array:
-        array = input_array(name, value, self.inputs[name])
+        datatype = self.inputs[name]
+        array = input_array(name, value, "FP32" if datatype == "BF16" else datatype)
+        if datatype == "BF16" and datatype_of(array) in ("FP32", "BF16"):
+            # tritonclient takes arrays of ml_dtypes, before 26.06 of float32.
+            array = array.astype(import_module("tritonclient.utils").triton_to_np_dtype("BF16"), copy=False)
         return array[np.newaxis] if sample and self.batches else array
 
     def result(self, response: Any, sample: bool) -> Result:

@@ -118,6 +118,7 @@ class FunctionInstance(BackendInstance):
         self._columns = frozenset(
             tensor.name for tensor in spec.model_outputs if self._batches and tensor.dims == (1,)
         )
+        self._brain_floats = frozenset(each.name for each in spec.model_inputs if each.datatype == "BF16")
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._scatterer = scatter_for(spec)
@@ -167,6 +168,8 @@ class FunctionInstance(BackendInstance):
     def _seen(self, batch: Batch, core: InferenceRequest) -> Request:
         rows = rows_of(core) if self._batches else None
         arrays = gather(batch, [core])
+        for name in self._brain_floats.intersection(arrays):
+            arrays[name] = arrays[name].view("bfloat16")  # of ml_dtypes, as the function was bound
         for name, tensor in core.inputs.items():
             if tensor.shared:  # the client may let others write to its memory
                 arrays[name] = arrays[name].view()

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import text_format
 
-from conch.core.errors import InvalidArgumentError
-from conch.core.tensor import NUMPY_DTYPES
+from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.core.tensor import datatype_of
 from conch.protocol.model_config_pb2 import DataType, ModelQueuePolicy
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
 
@@ -20,7 +20,6 @@ BACKEND = "bound"
 
 TimeoutAction = Literal["REJECT", "DELAY"]
 
-_DATATYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 _MOST_RANK = 32
 
 
@@ -30,7 +29,8 @@ class Tensor:
 
     Attributes:
         name: Its name; by default ``INPUT_1``, ``INPUT_2`` ... or ``OUTPUT_1`` ...
-        dtype: Element type; `bytes`, `str` and `object` mean strings, which are passed as `bytes`.
+        dtype: Element type, also `ml_dtypes.bfloat16`; `bytes`, `str` and `object` mean strings, which are
+            passed as `bytes`.
         shape: Dims without the batch dimension; -1 for a variable one.
         optional: True if requests may leave the input out.
     """
@@ -51,12 +51,10 @@ class Tensor:
             dtype = np.dtype(self.dtype)
         except TypeError:
             raise self._wrong(f"dtype {self.dtype!r} is none of numpy's") from None
-        if dtype.kind in "SUO":
-            return "BYTES"
-        datatype = _DATATYPES.get(dtype.newbyteorder("="))
-        if datatype is None:
-            raise self._wrong(f"dtype {dtype} has no datatype in the protocol")
-        return datatype
+        try:
+            return datatype_of(np.empty(0, dtype.newbyteorder("=")))
+        except UnsupportedError:
+            raise self._wrong(f"dtype {dtype} has no datatype in the protocol") from None
 
     def check(self) -> None:
         """Validates the tensor.

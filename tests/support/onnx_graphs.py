@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,13 @@ Tensors = dict[str, tuple[int, list[Any] | None]]
 
 
 def graph(
-    nodes: list[Any], inputs: Tensors, outputs: Tensors, initializers: list[Any] | None = None
+    nodes: list[Any],
+    inputs: Tensors,
+    outputs: Tensors,
+    initializers: list[Any] | None = None,
+    domains: Sequence[str] = (),
 ) -> bytes:
+    """The file of a model; `domains` are those of its nodes beside ONNX's own."""
     info = onnx.helper.make_tensor_value_info
     made = onnx.helper.make_graph(
         nodes,
@@ -23,7 +29,8 @@ def graph(
         [info(name, *kind) for name, kind in outputs.items()],
         initializers or [],
     )
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [onnx.helper.make_opsetid("", 17), *(onnx.helper.make_opsetid(each, 1) for each in domains)]
+    model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=8)
     return bytes(model.SerializeToString())
 
 

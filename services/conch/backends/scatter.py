@@ -196,10 +196,9 @@ class _ShapeTensorScatterer(_PartsScatterer):
 def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if isinstance(array, DeviceTensor):
         return array.renamed(spec.name, array.shape)
-    tensor = Tensor(spec.name, spec.datatype, array.shape, None, array)
-    if spec.datatype == "BF16":  # as bytes, since its array form is internal to backends
-        return Tensor(spec.name, "BF16", array.shape, tensor.data)
-    return tensor
+    if spec.datatype == "BF16":
+        return Tensor.from_array(spec.name, array, "BF16")
+    return Tensor(spec.name, spec.datatype, array.shape, None, array)
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:

@@ -104,10 +104,15 @@ class Tensor:
     def from_array(cls, name: str, array: Array, datatype: str | None = None) -> Tensor:
         """Wraps an array of any supported dtype; no copy unless it is not contiguous.
 
+        A BF16 array is one of ml_dtypes, or of uint16 with the elements' bits if `datatype` says so.
+
         Raises:
             UnsupportedError: No datatype of the protocol fits the array's dtype.
         """
         datatype = datatype or datatype_of(array)
+        if datatype == "BF16":  # as bytes: numpy has no type for it, and that of ml_dtypes makes no buffers
+            bits = np.ascontiguousarray(array).view(np.uint16)
+            return cls(name, datatype, array.shape, bits.data.cast("B") if bits.size else b"")
         return cls(name, datatype, array.shape, None, array)
 
     @property
@@ -211,6 +216,8 @@ def datatype_of(array: Array) -> str:
     if name is None:
         if array.dtype.kind in "SUO":
             return "BYTES"
+        if array.dtype.name == "bfloat16":  # of ml_dtypes, which need not be installed
+            return "BF16"
         raise UnsupportedError(f"arrays of dtype {array.dtype} have no datatype in the protocol")
     return name
 

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import InternalError, UnavailableError, UnsupportedError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
-from conch_engines.model_config import boolean, integer, lists_tensors
+from conch_engines.model_config import boolean, integer, lists_tensors, parameter_texts
 from conch_engines.onnxruntime.ort_providers import (
+    CPU,
     CUDA,
     ON_A_DEVICE,
     Plugins,
@@ -36,6 +37,7 @@ from conch_engines.onnxruntime.session_options import (
     GLOBAL_POOL,
     PARAMETERS,
     POOL_SIZES,
+    finding_weights,
     run_options,
     session_options,
 )
@@ -58,6 +60,7 @@ _DATATYPES = {
     "tensor(int32)": "INT32",
     "tensor(int64)": "INT64",
     "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
@@ -87,8 +90,11 @@ class OnnxRuntimeBackend(ArrayBackend):
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         # Imported late: configs can be read without the framework.
         import onnxruntime
+        from onnxruntime.capi import _pybind_state
 
         self._ort: Any = onnxruntime
+        # The other class reads a model and places it on its providers at once.
+        self._reading_session: Any = _pybind_state.InferenceSession
         self._plugins = Plugins(onnxruntime)
         self._lock = threading.Lock()  # guards the pool of threads
         self._has_pool = False
@@ -104,53 +110,45 @@ class OnnxRuntimeBackend(ArrayBackend):
         """Takes inputs, outputs and batching from the model unless the config has both inputs and outputs."""
         if lists_tensors(config):
             return config
-        name = config.get("name", "")
-        path = _model_path(
-            version_directory, config.get("default_model_filename") or self.default_model_file, name
-        )
-        return complete(config, self._signature(path, name), options)
+        file = config.get("default_model_filename") or self.default_model_file
+        return complete(config, self._signature(_incomplete(config, version_directory, file)), options)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model and validates session settings."""
-        session_options(self._ort, spec)
-        for placement in place(replace(group, count=1) for group in spec.instance_groups):
-            # GPU instances may belong to another machine with another ONNX Runtime.
-            if placement.kind != "GPU":
-                execution_providers(self._ort, spec, placement, self._plugins)
-        path = _model_path(spec.version_directory, spec.model_file, spec.name)
-        validate(spec, self._signature(path, spec.name), DATATYPES)
+        placements = place(replace(group, count=1) for group in spec.instance_groups)
+        # GPU instances may belong to another machine with another ONNX Runtime.
+        on_cpu = next((each for each in placements if each.kind != "GPU"), None)
+        providers = on_cpu and execution_providers(self._ort, spec, on_cpu, self._plugins)
+        # Operators and weights that are missing are found where that takes no device.
+        validate(spec, self._signature(spec, providers if providers == [(CPU, {})] else None), DATATYPES)
 
-    def _signature(self, path: Path, model: str) -> Signature:
-        settings = self._ort.SessionOptions()
-        settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        settings.intra_op_num_threads = 1
-        return signature_of(self._session(path, str(path), settings, [("CPUExecutionProvider", {})]), model)
+    def _signature(self, spec: ModelSpec, providers: Providers | None = None) -> Signature:
+        """The signature as a load finds it, with little work; see `_session`."""
+        path = _model_path(spec)
+        options = session_options(self._ort, spec)
+        options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        return signature_of(self._session(path, path.read_bytes(), options, providers), spec.name)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
-        return self._open(spec, placement, _model_path(spec.version_directory, spec.model_file, spec.name))
+        path = _model_path(spec)
+        return self._open(spec, placement, path, path.read_bytes())
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Reads the model file."""
         return _OnnxModel(self, spec)
 
-    def _open(
-        self, spec: ModelSpec, placement: Placement, path: Path, content: bytes | None = None
-    ) -> ArrayFunction:
+    def _open(self, spec: ModelSpec, placement: Placement, path: Path, content: bytes) -> ArrayFunction:
         options = session_options(self._ort, spec)
         if boolean(spec.backend_options, GLOBAL_POOL, False):
             self._make_pool(spec.backend_options)
             options.use_per_session_threads = False
-        if content is not None:
-            # A model passed as bytes has no directory to look up external weights in.
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(path.parent)
-            )
         providers = execution_providers(self._ort, spec, placement, self._plugins)
         if placement.kind == "GPU" and hasattr(self._ort, "preload_dlls"):
             # Finds CUDA and cuDNN in NVIDIA's packages, which are not on the loader's path.
             self._ort.preload_dlls()
-        session = self._session(path, str(path) if content is None else content, options, providers)
+        session = self._session(path, content, options, providers)
         started = session.get_providers()
         log.info("model '%s' runs with %s", spec.name, ", ".join(started))
         for name, _ in providers:
@@ -177,13 +175,17 @@ class OnnxRuntimeBackend(ArrayBackend):
                 self._ort.set_global_thread_pool_sizes(*sizes)
                 self._has_pool = True
 
-    def _session(self, path: Path, source: str | bytes, options: Any, providers: Providers) -> Any:
+    def _session(self, path: Path, content: bytes, options: Any, providers: Providers | None) -> Any:
+        """A session of the model at a path; without providers, one that has read it and can't run it."""
         try:
+            if providers is None:
+                return self._reading_session(options, content, False, False)
             passed = self._plugins.add(options, providers)
-            if passed is None:
-                return self._ort.InferenceSession(source, options)
-            # Without its retry on the CPU, which prints the error and hides it.
-            return self._ort.InferenceSession(source, options, providers=passed, enable_fallback=0)
+            with finding_weights(options, path):
+                if passed is None:
+                    return self._ort.InferenceSession(content, options)
+                # Without its retry on the CPU, which prints the error and hides it.
+                return self._ort.InferenceSession(content, options, providers=passed, enable_fallback=0)
         except Exception as error:  # of the engine, which raises its own classes
             wrong = hint(path) if identify(path) is not ONNX else ""
             raise InternalError(f"unable to load ONNX model '{path}': {status_text(error)}{wrong}") from error
@@ -197,7 +199,7 @@ class _OnnxModel(BackendModel):
     def __init__(self, backend: OnnxRuntimeBackend, spec: ModelSpec) -> None:
         self._backend = backend
         self._spec = spec
-        self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
+        self._path = _model_path(spec)
         self._content: bytes | None = self._path.read_bytes()
         self._lock = threading.Lock()  # guards the content and the count of instances to make
         self._uncreated = len(place(spec.instance_groups))
@@ -205,6 +207,8 @@ class _OnnxModel(BackendModel):
     def create_instance(self, placement: Placement) -> BackendInstance:
         with self._lock:
             content = self._content
+        if content is None:  # an instance that was added later
+            content = self._path.read_bytes()
         function = self._backend._open(self._spec, placement, self._path, content)
         with self._lock:
             self._uncreated -= 1
@@ -215,11 +219,18 @@ class _OnnxModel(BackendModel):
 
 def signature_of(session: Any, model: str) -> Signature:
     """The signature of a session of the named model."""
-    return Signature(
-        _tensors(session.get_inputs(), model),
-        _tensors(session.get_outputs(), model),
-        _tensors(session.get_overridable_initializers(), model),
+    native = getattr(session, "_sess", session)
+    inputs, outputs, initialized = (
+        _tensors(arguments, model)
+        for arguments in (native.inputs_meta, native.outputs_meta, native.overridable_initializers)
     )
+    given = {each.datatype for each in (*inputs, *initialized)}
+    if "BYTES" in given and "BF16" in given.union(each.datatype for each in outputs):
+        raise UnsupportedError(
+            f"model '{model}' has BF16 tensors and inputs of strings, which ONNX Runtime does not take from "
+            f"Python in one run{_FIXES[True]}"
+        )
+    return Signature(inputs, outputs, initialized)
 
 
 def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
@@ -233,13 +244,11 @@ def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
 
 
 def _problem(onnx_type: str, name: str, model: str) -> str:
-    what = (
-        "BF16 tensors are not supported by the onnxruntime backend"
-        if onnx_type == "tensor(bfloat16)"
-        else "expected a tensor of a type the protocol has"
-    )
     fix = _FIXES[onnx_type.partition("(")[0] == "tensor"]
-    return f"unsupported ONNX type '{onnx_type}' for I/O '{name}' of model '{model}': {what}{fix}"
+    return (
+        f"unsupported ONNX type '{onnx_type}' for I/O '{name}' of model '{model}': expected a tensor of a "
+        f"type the protocol has{fix}"
+    )
 
 
 def _strings_or_devices(session: Any) -> bool:
@@ -249,11 +258,30 @@ def _strings_or_devices(session: Any) -> bool:
     )
 
 
-def _model_path(version_directory: Path, file_name: str, model_name: str) -> Path:
-    path = version_directory / file_name
+def _incomplete(config: Mapping[str, Any], version_directory: Path, file: str) -> ModelSpec:
+    """A config that is not complete as a spec, which has no tensors and instances yet."""
+    return ModelSpec(
+        name=config.get("name", ""),
+        version=0,
+        platform="",
+        backend="",
+        max_batch_size=0,
+        inputs=(),
+        outputs=(),
+        directory=version_directory.parent,
+        version_directory=version_directory,
+        model_file=file,
+        instance_groups=(),
+        parameters=parameter_texts(config),
+        config=config,
+    )
+
+
+def _model_path(spec: ModelSpec) -> Path:
+    path = spec.version_directory / spec.model_file
     if path.is_dir():
         # A directory holds the model and its external weights.
         path = path / "model.onnx"
     if not path.is_file():
-        raise UnavailableError(f"unable to find '{path}' for model '{model_name}'")
+        raise UnavailableError(f"unable to find '{path}' for model '{spec.name}'")
     return path

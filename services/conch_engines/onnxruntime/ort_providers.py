@@ -26,6 +26,9 @@ PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
 CUDA = "CUDAExecutionProvider"
 """Default provider of instances on a GPU."""
 
+CPU = "CPUExecutionProvider"
+"""Provider that is always there; it runs what the others do not support."""
+
 ON_A_DEVICE = (CUDA, "TensorrtExecutionProvider")
 """Providers that run on one GPU."""
 
@@ -34,7 +37,6 @@ PARAMETERS = (
     *("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"),
 )
 
-_CPU = "CPUExecutionProvider"
 _OPENVINO = "OpenVINOExecutionProvider"
 _TENSORRT = "TensorrtExecutionProvider"
 _ACCELERATORS = {"tensorrt": _TENSORRT, "cuda": CUDA, "openvino": _OPENVINO}
@@ -148,7 +150,7 @@ class Plugins:
         for name, settings in providers:
             if name in plugins:
                 options.add_provider_for_devices(list(self.devices(name))[:1], settings)
-            elif name != _CPU:  # always there, and last
+            elif name != CPU:  # always there, and last
                 options.add_provider(name, settings)
         return None
 
@@ -165,8 +167,7 @@ def execution_providers(ort: Any, spec: ModelSpec, placement: Placement, plugins
         chosen = _accelerators(spec, placement)
         if placement.kind == "GPU" and all(name != CUDA for name, _ in chosen):
             chosen.append((CUDA, {}))
-        # The CPU runs what the others do not support.
-        chosen.append((_CPU, {}))
+        chosen.append((CPU, {}))
     for name, options in chosen:
         if name not in available and not plugins.devices(name):
             raise InvalidArgumentError(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from conch.backends.device_arrays import ALIGNMENT, Places, overlap
-from conch.backends.signature import Signature, scalar_dims
+from conch.backends.gather import ARRAY_DTYPES, array_of
+from conch.backends.signature import Signature, made_tensors, scalar_dims
 from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
+
+_BRAIN_FLOAT = 16
+"""ONNX's number of the element type."""
 
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
@@ -24,12 +29,20 @@ class SessionFunction:
     """An ONNX Runtime session as a function of arrays."""
 
     def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
+        from onnxruntime.capi import _pybind_state
+
         self._session = session
         self._options = options  # shared by all runs: creating one takes a third of a small run
         # `InferenceSession.run` adds name checks and a provider fallback that take as long as a small model.
         self._run = getattr(session, "_sess", session).run
+        self._binding = _pybind_state.SessionIOBinding
+        kind = _pybind_state.OrtDevice
+        self._host = kind(kind.cpu(), kind.default_memory(), 0)
         self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
         self._strings_out = frozenset(each.name for each in spec.model_outputs if each.datatype == "BYTES")
+        # Their arrays have the elements' bits, which ONNX Runtime takes by address and not in `run`.
+        tensors = (*spec.model_inputs, *made_tensors(spec), *spec.model_outputs)
+        self._brain_floats = frozenset(each.name for each in tensors if each.datatype == "BF16")
         dims = {each.name: each.dims for each in (*signature.inputs, *signature.initialized)}
         dims_out = {each.name: each.dims for each in signature.outputs}
         self._scalars = frozenset(
@@ -45,7 +58,8 @@ class SessionFunction:
         """Runs the session once."""
         self._shape_inputs(inputs)
         try:
-            results = self._run(outputs, inputs, self._options)
+            run = self._run_at_addresses if self._brain_floats else self._run
+            results = run(outputs, inputs, self._options)
         except Exception as error:  # of the engine
             raise InternalError(status_text(error)) from error
         found = dict(zip(outputs, results, strict=True))
@@ -56,6 +70,25 @@ class SessionFunction:
             if name in found:
                 found[name] = found[name].reshape(shape)
         return found
+
+    def _run_at_addresses(
+        self, outputs: tuple[str, ...], inputs: dict[str, Array], options: Any
+    ) -> list[Array]:
+        """As ONNX Runtime's `run`, for inputs of all types but strings."""
+        native = getattr(self._session, "_sess", self._session)
+        binding = self._binding(native)
+        given = {name: np.asarray(array, order="C") for name, array in inputs.items()}
+        for name, array in given.items():
+            self._bind(binding.bind_input, name, array, array.shape)
+        for name in outputs:
+            binding.bind_output(name, self._host)
+        native.run_with_iobinding(binding, options)
+        return [_fetched(value) for value in binding.get_outputs()]
+
+    def _bind(self, bind: Callable[..., None], name: str, array: Array, shape: tuple[int, ...]) -> None:
+        """Binds a tensor to the memory of an array."""
+        kind = _BRAIN_FLOAT if name in self._brain_floats else array.dtype.type
+        bind(name, self._host, kind, shape, array.__array_interface__["data"][0])
 
     def _shape_inputs(self, inputs: dict[str, Array]) -> None:
         """Converts strings and scalars to ONNX's form."""
@@ -88,11 +121,12 @@ class DeviceSessionFunction(SessionFunction):
     ) -> Mapping[str, Array | DeviceTensor]:
         """Runs the session once."""
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
-        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out.union(self._scalars_out)
+        unbound_in = self._strings | self._scalars | self._brain_floats
+        unbound_out = self._strings_out.union(self._scalars_out, self._brain_floats)
         if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
             # Strings cannot be bound and scalars change shape: copy everything through host memory.
             arrays |= {
-                name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
+                name: array_of(value) for name, value in inputs.items() if isinstance(value, DeviceTensor)
             }
         elif places or len(arrays) < len(inputs):
             try:
@@ -159,14 +193,6 @@ class DeviceSessionFunction(SessionFunction):
 class WritingSessionFunction(SessionFunction):
     """A CPU session without strings that writes outputs to given memory."""
 
-    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
-        super().__init__(session, options, spec, signature)
-        from onnxruntime.capi import _pybind_state
-
-        self._binding = _pybind_state.SessionIOBinding
-        kind = _pybind_state.OrtDevice
-        self._device = kind(kind.cpu(), kind.default_memory(), 0)
-
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the session once."""
         self._shape_inputs(inputs)
@@ -177,11 +203,19 @@ class WritingSessionFunction(SessionFunction):
             for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
                 for name, array in arrays.items():
                     shape = () if name in self._scalars_out else array.shape
-                    address = array.__array_interface__["data"][0]
-                    bind(name, self._device, array.dtype.type, shape, address)
+                    self._bind(bind, name, array, shape)
             native.run_with_iobinding(binding, self._options)
         except Exception as error:  # of the engine
             raise InternalError(status_text(error)) from error
+
+
+def _fetched(value: Any) -> Array:
+    """The content of a tensor of ONNX Runtime in host memory, as an array of `ARRAY_DTYPES`."""
+    if value.element_type() != _BRAIN_FLOAT:
+        return cast(Array, value.numpy())
+    bits = np.empty(value.shape(), ARRAY_DTYPES["BF16"])
+    ctypes.memmove(bits.ctypes.data, value.data_ptr(), bits.nbytes)
+    return bits
 
 
 def _text(name: str, array: Array) -> Array:

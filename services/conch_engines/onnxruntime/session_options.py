@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +73,37 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
                 f"loaded: {engine_text(error)}"
             ) from error
     return options
+
+
+@contextmanager
+def finding_weights(options: Any, model: Path) -> Iterator[None]:
+    """Has sessions that are made within it find the external weights of a model that they get as bytes."""
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(model.parent)
+    )
+    resolved = os.path.realpath(model)
+    files: dict[str, mmap.mmap | bytes] = {}
+    if not (os.path.exists(resolved) and os.path.samefile(resolved, model)):
+        # A link into another process's root, such as KServe's modelcar: its files can be opened, but their
+        # paths do not resolve. ONNX Runtime refuses them from 1.26 on, and takes their content since then.
+        add_files = getattr(options, "add_external_initializers_from_files_in_memory", None)
+        if add_files is not None:
+            files = _mapped_files(model.parent)
+            add_files(list(files), list(files.values()), list(map(len, files.values())))
+    yield
+
+
+def _mapped_files(directory: Path) -> dict[str, mmap.mmap | bytes]:
+    """The content of all files of a directory, by relative path; links could lead out of it."""
+    found: dict[str, mmap.mmap | bytes] = {}
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if stat.S_ISREG(path.lstat().st_mode):
+                with path.open("rb") as file:
+                    empty = not os.fstat(file.fileno()).st_size  # which can't be mapped
+                    content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                found[str(path.relative_to(directory))] = content
+    return found
 
 
 def run_options(ort: Any, spec: ModelSpec) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,7 @@ def find_source(text: str) -> Source:
         path = Path(place)
     if not path.exists():
         raise NotFoundError(f"there is no '{text}'")
-    path = path.resolve()
+    path = Path(os.path.abspath(path))
     if path.suffix == ".py":
         if not function.isidentifier():
             raise InvalidArgumentError(

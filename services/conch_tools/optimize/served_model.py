@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_served_model(directory: Path) -> ServedModel | None:
     """
     if not (directory / _CONFIG).is_file():
         return None
-    directory = directory.resolve()
+    directory = Path(os.path.abspath(directory))
     config = read_config(directory / _CONFIG)
     versions = [each for each in directory.iterdir() if each.name.isdecimal() and each.is_dir()]
     if not versions:

@@ -27,11 +27,11 @@ def copy_repository(repository: Path, model: str, copy: Path) -> str:
         raise InvalidArgumentError(f"'{repository}' has no model '{model}'")
     for entry in repository.iterdir():
         if entry.name != model:
-            (copy / entry.name).symlink_to(entry.resolve())
+            (copy / entry.name).symlink_to(entry.absolute())
     (copy / model).mkdir()
     for entry in source.iterdir():
         if entry.name != CONFIG:
-            (copy / model / entry.name).symlink_to(entry.resolve())
+            (copy / model / entry.name).symlink_to(entry.absolute())
     text = config_text(source)
     (copy / model / CONFIG).write_text(text)
     return text

@@ -46,6 +46,26 @@ class TritonPythonModel:
             sender.send(answer(request))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+BRAINS = """
+import ml_dtypes
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().astype(ml_dtypes.bfloat16)
+        given = pb_utils.Tensor("IN", array)
+        assert given.as_numpy().tolist() == array.tolist() and given.triton_dtype() == "TYPE_BF16"
+        call = pb_utils.InferenceRequest(
+            model_name="plain", requested_output_names=["OUT"], inputs=[given]
+        )
+        thirds = pb_utils.get_output_tensor_by_name(call.exec(), "OUT").as_numpy()
+        outputs = [pb_utils.Tensor("OUT", array[:, ::-1]), pb_utils.Tensor("NUMBERS", thirds)]
+        return pb_utils.InferenceResponse(outputs)
+"""
 PLACEMENTS = ("in_process", pytest.param("worker", marks=pytest.mark.slow))
 NAMES = ("plain", "decoupled")
 CONTRADICTIONS = (
@@ -113,3 +133,16 @@ def test_brain_floats_are_floats_to_models(repository: Path, placement: Any) -> 
         # A third, to the 8 bits that BF16 has of it.
         np.testing.assert_array_equal(outputs["OUT"], np.array([[0.333984375, 0, 1]], np.float32))
         assert outputs["NUMBERS"].tolist() == [[1, 0, 3]]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_brain_floats_of_ml_dtypes_are_taken(repository: Path, placement: Any) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    write_model(repository, "brains", CONFIG, {"model.py": BRAINS})
+    given = {"IN": np.array([[1.0, -0.0, 3.0]], ml_dtypes.bfloat16)}
+    with serving(repository, placement, "strict-outputs=true") as server:
+        answer = server.infer("brains", given)
+        assert answer["OUT"].tolist() == [[3, 0, 1]]
+        assert answer["NUMBERS"].tolist() == [[0.333984375, 0, 1]]
+    with conch.testing.load(repository / "plain", placement=placement) as model:
+        assert model.run(given)["OUT"].tolist() == [[0.333984375, 0, 1]]

@@ -619,3 +619,29 @@ def test_a_number_that_is_too_large_for_its_input_is_refused(server: conch.Serve
     server.bind("same", conch.batch(lambda X: X), [conch.Tensor("X", np.float32, (1,))], [Y])
     with pytest.raises(conch.InvalidArgumentError, match=r"input 'X' .*not all of its values fit FP32"):
         server.infer("same", {"X": [[1e300]]})
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_brain_floats_of_ml_dtypes(protocol: str) -> None:
+    brain_float = pytest.importorskip("ml_dtypes").bfloat16
+    server = conch.Server(grpc_port=0, http_port=0, metrics_port=None, grpc_address="127.0.0.1")
+
+    @conch.batch
+    def double(X: Array) -> Array:
+        assert X.dtype == brain_float and X.flags.writeable
+        return X + X
+
+    server.bind("said", double, [conch.Tensor("X", brain_float)], [conch.Tensor("Y", brain_float)])
+    server.bind(
+        "shown", double, example={"X": np.ones((1, 2), brain_float)}, outputs=[conch.Tensor("Y", "f4")]
+    )
+    values = [[1.5, -2.0]]
+    with local_server(), server:
+        url = server.grpc_url if protocol == "grpc" else server.http_url
+        for given in (np.array(values, brain_float), np.array(values, np.float32), values):
+            assert server.infer("said", {"X": given})["Y"].tolist() == [[3, -4]]
+            assert url is not None
+            with conch.Client(url, "said") as client:
+                assert client.infer_batch(given)["Y"].tolist() == [[3, -4]]
+        with pytest.raises(conch.InternalError, match=r"has datatype BF16, but .* specifies FP32"):
+            server.infer("shown", {"X": np.array(values, brain_float)})

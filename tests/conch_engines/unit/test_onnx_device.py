@@ -86,6 +86,29 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
     assert client.memory.array[0, :width].tolist() == values[0, ::-1].tolist()
 
 
+def test_brain_floats_go_through_host_memory(harness: Harness, client: Client) -> None:
+    from conch.backends.arrays import ArrayInstance
+
+    brain = onnx.TensorProto.BFLOAT16
+    nodes = [
+        node("Cast", ["A"], ["F"], to=F),
+        node("Add", ["F", "F"], ["G"]),
+        node("Cast", ["G"], ["Z"], to=brain),
+    ]
+    model = graph(nodes, {"A": (brain, ["n", 2])}, {"Z": (brain, ["n", 2])})
+    spec = harness.spec("m", tensor_specs(A=("BF16", (2,))), tensor_specs(Z=("BF16", (2,))))
+    instance = ArrayInstance(spec, binding_function(spec, model))
+    memory = client.memory.array.view(np.uint16)
+    memory[0, :2] = 0x3F80, 0xC080
+    uses = RegionBindings(client.regions)
+    tensor = uses.input("r", 0, 4, "A", "BF16", (1, 2))
+    uses.output("r", 256, 4, "Z")
+    request = InferenceRequest("m", "", {"A": tensor}, client.respond, 0)
+    uses.attach(request)
+    run(instance, batch_of(request))
+    assert memory.reshape(-1)[128:130].tolist() == [0x4000, 0xC100]
+
+
 def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, client: Client) -> None:
     """The client gets the second output, whole."""
     request, _ = client.request({"A": rows(5), "B": rows(1)})

@@ -14,7 +14,9 @@ import numpy as np
 import onnx
 import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, strings, tensor_specs
+from tests.support.native_builds import ROOT, run_compiler
 from tests.support.onnx_graphs import ADD_SUB, I64, MEAN, RAGGED, F, S, Tensors, graph, node
+from tests.support.other_roots import linked_from_another_root
 
 from conch.backends import load_backend
 from conch.backends.arrays import WritesInPlace
@@ -28,6 +30,7 @@ from conch.core.errors import (
 from conch.core.execution.placement import Placement, place
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
 from conch_engines.model_config import threads_per_instance
 from conch_engines.onnxruntime import OnnxRuntimeBackend
 from conch_engines.onnxruntime.ort_providers import CUDA, Plugins, Providers, execution_providers
@@ -255,7 +258,8 @@ def spec_errors() -> list[tuple[dict[str, Any], str]]:
         ),
         (
             {"inputs": tensor_specs(A=("BF16", (2,)), B=("FP32", (2,)))},
-            "unsupported datatype TYPE_BF16 for input 'A' for model 'm'",
+            "unable to load model 'm', configuration expects datatype TYPE_BF16 for input 'A', model "
+            "provides TYPE_FP32",
         ),
         (
             {"parameters": {"execution_mode": "2"}},
@@ -310,14 +314,81 @@ def test_file_that_is_not_onnx_is_named(harness: Harness, backend: OnnxRuntimeBa
 
 
 def test_types_without_a_protocol_datatype(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    bfloat = onnx.TensorProto.BFLOAT16
-    content = graph([node("Identity", ["A"], ["B"])], {"A": (bfloat, ["n", 2])}, {"B": (bfloat, ["n", 2])})
-    with pytest.raises(UnsupportedError) as caught:
-        complete(backend, write(harness, content))
-    assert caught.value.message == (
-        "unsupported ONNX type 'tensor(bfloat16)' for I/O 'A' of model 'm': BF16 tensors are not supported "
-        "by the onnxruntime backend; export the model with a Cast of it, for example to FP32"
+    shapes: tuple[Tensors, Tensors] = {"A": (onnx.TensorProto.FLOAT8E4M3FN, ["n", 2])}, {"B": (F, ["n", 2])}
+    scale = onnx.numpy_helper.from_array(np.array(1, np.float32), "S")
+    model = onnx.load_model_from_string(
+        graph([node("DequantizeLinear", ["A", "S"], ["B"])], *shapes, [scale])
     )
+    model.opset_import[0].version = 19
+    with pytest.raises(UnsupportedError) as caught:
+        complete(backend, write(harness, model.SerializeToString()))
+    assert caught.value.message == (
+        "unsupported ONNX type 'tensor(float8e4m3fn)' for I/O 'A' of model 'm': expected a tensor of a type "
+        "the protocol has; export the model with a Cast of it, for example to FP32"
+    )
+
+
+def test_brain_floats(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    write(
+        harness,
+        graph(
+            [
+                node("Cast", ["A"], ["FLOATS"], to=F),
+                node("Add", ["FLOATS", "B"], ["SUM"]),
+                node("Cast", ["SUM"], ["C"], to=brain),
+                node("Cast", ["B"], ["T"], to=S),
+            ],
+            {"A": (brain, ["n", 2]), "B": (F, ["n", 2])},
+            {"C": (brain, ["n", 2]), "SUM": (F, ["n", 2]), "T": (S, ["n", 2])},
+        ),
+    )
+    config = complete(backend, harness.root / "m" / "1")
+    assert [config[key][0]["data_type"] for key in ("input", "output")] == ["TYPE_BF16"] * 2
+    spec = harness.spec(
+        inputs=tensor_specs(A=("BF16", (2,)), B=("FP32", (2,))),
+        outputs=tensor_specs(C=("BF16", (2,)), SUM=("FP32", (2,)), T=("BYTES", (2,))),
+        model_file="model.onnx",
+        batching=one_batch(2),
+    )
+    model = harness.load(backend, spec)
+    requests = []
+    for row, bits in enumerate((b"\x80\x3f\x00\x40", b"\x40\x40\x80\xc0")):  # 1 and 2, 3 and -4
+        request, answer = harness.request({"B": rows(row)})
+        request.inputs["A"] = Tensor("A", "BF16", (1, 2), bits)
+        requests.append(answer)
+        model.submit(request)
+    assert [answer.one.error for answer in requests] == [None, None]
+    found = [{tensor.name: tensor for tensor in answer.one.outputs} for answer in requests]
+    assert [each["C"].data for each in found] == [b"\x80\x3f\x00\x40", b"\x80\x40\x40\xc0"]
+    assert [each["SUM"].numpy().tolist() for each in found] == [[[1, 2]], [[4, -3]]]
+    assert [each["T"].numpy().tolist() for each in found] == [[[b"0", b"0"]], [[b"1", b"1"]]]
+
+
+def test_brain_floats_and_strings_are_refused(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    nodes = [node("Identity", ["A"], ["B"]), node("Identity", ["S"], ["T"])]
+    directory = write(
+        harness, graph(nodes, {"A": (brain, [2]), "S": (S, [1])}, {"B": (brain, [2]), "T": (S, [1])})
+    )
+    with pytest.raises(UnsupportedError, match="model 'm' has BF16 tensors and inputs of strings"):
+        complete(backend, directory)
+
+
+def test_brain_floats_beside_outputs_in_place(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    brain = onnx.TensorProto.BFLOAT16
+    write(harness, graph([node("Cast", ["A"], ["B"], to=F)], {"A": (brain, [2])}, {"B": (F, [2])}))
+    spec = harness.spec(
+        inputs=tensor_specs(A=("BF16", (2,))),
+        outputs=tensor_specs(B=("FP32", (2,))),
+        model_file="model.onnx",
+        max_batch_size=0,
+    )
+    function: object = backend.open(spec, Placement("m_0", "CPU"))
+    assert isinstance(function, WritesInPlace)
+    place = np.zeros(2, np.float32)
+    function.run_into({"A": np.array([0x3F80, 0xC080], np.uint16)}, {"B": place})
+    assert place.tolist() == [1, -4]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -347,25 +418,49 @@ def test_error_at_run_time_leaves_the_model_well(harness: Harness, backend: Onnx
     assert harness.infer(model, {"A": values, "SHAPE": np.array([4, 1])}).array("B").shape == (4, 1)
 
 
-def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    directory = harness.directory("m", {"1/model.onnx/weights.bin": b""}) / "1" / "model.onnx"
+def save_with_weights(directory: Path, location: str) -> dict[str, Any]:
+    """Saves a model that adds 0 to 255 from a file beside it; returns what its spec has."""
     weights = onnx.numpy_helper.from_array(np.arange(256, dtype=np.float32).reshape(1, 256), "W")
     content = graph(
         [node("Add", ["A", "W"], ["B"])], {"A": (F, ["n", 256])}, {"B": (F, ["n", 256])}, [weights]
     )
     model = onnx.load_model_from_string(content)
-    onnx.save_model(
-        model, directory / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
-    )
-    loaded = harness.load(
-        backend,
-        harness.spec(
-            inputs=tensor_specs(A=("FP32", (256,))),
-            outputs=tensor_specs(B=("FP32", (256,))),
-            model_file="model.onnx",
-            instance_groups=(InstanceGroup("m_0", count=2),),
-        ),
-    )
+    path = directory / "model.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location=location, size_threshold=0)
+    return {
+        "inputs": tensor_specs(A=("FP32", (256,))),
+        "outputs": tensor_specs(B=("FP32", (256,))),
+        "model_file": "model.onnx",
+        "instance_groups": (InstanceGroup("m_0", count=2),),
+    }
+
+
+def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = harness.directory("m", {"1/model.onnx/weights.bin": b""}) / "1" / "model.onnx"
+    loaded = harness.load(backend, harness.spec(**save_with_weights(directory, "weights.bin")))
+    assert harness.infer(loaded, {"A": rows(1, width=256)}).array("B")[0, 255] == 256
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("location", ["parts/weights.bin", "link"])
+def test_weights_whose_path_opens_and_does_not_resolve(
+    harness: Harness, backend: OnnxRuntimeBackend, tmp_path: Path, location: str
+) -> None:
+    directory = tmp_path / "files" / "m" / "1"
+    (directory / "parts").mkdir(parents=True)
+    settings = save_with_weights(directory, location)
+    if location == "link":
+        (directory / "link").rename(tmp_path / "secret.bin")
+        (directory / "link").symlink_to(tmp_path / "secret.bin")
+    models = tmp_path / "models"
+    with linked_from_another_root(tmp_path / "files", models):
+        spec = harness.spec(**settings, directory=models / "m", version_directory=models / "m" / "1")
+        if location == "link":
+            with pytest.raises(InternalError, match="External file: link not found"):
+                backend.check(spec)
+            return
+        backend.check(spec)
+        loaded = harness.load(backend, spec)
     assert harness.infer(loaded, {"A": rows(1, width=256)}).array("B")[0, 255] == 256
 
 
@@ -577,6 +672,71 @@ def test_model_operations_and_shrinking_arenas(harness: Harness, backend: OnnxRu
         with pytest.raises(InvalidArgumentError, match=text):
             session_options(onnxruntime, harness.spec(config=config))
         (harness.root / "m" / "ops.so").write_bytes(b"no library")
+
+
+@pytest.mark.process
+def test_custom_operators_are_known_before_the_load(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    shapes: tuple[Tensors, Tensors] = {"A": (F, ["n", 2])}, {"B": (F, ["n", 2])}
+    directory = write(harness, graph([node("Foo", ["A"], ["B"], domain="tests")], *shapes, domains=["tests"]))
+    source = str(ROOT / "tests/support/custom_operator.c")
+    run_compiler("-fPIC", "-shared", "-o", str(directory.parent / "ops.so"), source)
+    operations = {"op_library_filename": ["ops.so"]}
+    config = complete(backend, directory, model_operations=operations)
+    assert [config[key][0]["dims"] for key in ("input", "output")] == [[2], [2]]
+    spec = harness.spec(
+        inputs=tensor_specs(A=("FP32", (2,))),
+        outputs=tensor_specs(B=("FP32", (2,))),
+        model_file="model.onnx",
+        config={"model_operations": operations},
+    )
+    backend.check(spec)
+    backend.open(spec, Placement("m_0", "CPU"))
+
+
+def test_a_format_is_known_before_the_load(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    """A load finds out by itself, unless the config names another one."""
+    import onnxruntime
+
+    path = write(harness, b"") / "model.onnx"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path.with_suffix(".ort"))
+    onnxruntime.InferenceSession(ADD_SUB, options, providers=["CPUExecutionProvider"])
+    path.with_suffix(".ort").rename(path)
+    spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")
+    assert len(complete(backend, path.parent)["input"]) == 2
+    backend.check(spec)
+    harness.load(backend, spec)
+    key, told = "session.load_model_format", "ONNX"
+    with pytest.raises(InternalError, match="unable to load ONNX model"):
+        complete(backend, path.parent, parameters={key: {"string_value": told}})
+    with pytest.raises(InternalError, match="unable to load ONNX model"):
+        backend.check(dataclasses.replace(spec, parameters={key: told}))
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_a_check_needs_the_operators_of_the_cpu_only_there(
+    harness: Harness, backend: OnnxRuntimeBackend, kind: str
+) -> None:
+    """ONNX Runtime has this operator on GPUs alone."""
+    shapes: tuple[Tensors, Tensors] = {"A": (F, ["n", 2, 2, 1])}, {"B": (F, ["n", 2, 2, 1])}
+    weights = onnx.numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "W")
+    domain = "com.microsoft"
+    convolution = node("NhwcConv", ["A", "W"], ["B"], domain=domain, kernel_shape=[1, 1])
+    directory = write(harness, graph([convolution], *shapes, [weights], [domain]))
+    group = {"name": "m_0", "kind": f"KIND_{kind}"}
+    assert complete(backend, directory, instance_group=[group])["input"][0]["dims"] == [2, 2, 1]
+    spec = harness.spec(
+        inputs=tensor_specs(A=("FP32", (2, 2, 1))),
+        outputs=tensor_specs(B=("FP32", (2, 2, 1))),
+        model_file="model.onnx",
+        instance_groups=(InstanceGroup("m_0", kind, 1, (0,) if kind == "GPU" else ()),),
+    )
+    if kind == "GPU":
+        backend.check(spec)
+        return
+    with pytest.raises(InternalError, match="Could not find an implementation for NhwcConv"):
+        backend.check(spec)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class OnnxEngine(Engine):
     packages = ("onnx", "onnxruntime")
     file = "model.onnx"
     platform = "onnxruntime_onnx"
-    datatypes = tuple(NUMPY_DTYPES)
+    datatypes = (*NUMPY_DTYPES, "BF16")
     allocates = True
 
     def write(self, version: Path, level: float) -> None:
@@ -40,7 +40,8 @@ class OnnxEngine(Engine):
     def write_identity(self, version: Path, datatype: str) -> None:
         import onnx
 
-        kind = onnx.helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[datatype])
+        dtype = NUMPY_DTYPES.get(datatype)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(dtype) if dtype else onnx.TensorProto.BFLOAT16
         node = onnx.helper.make_node("Identity", ["x"], ["y"])
         self._save(version, [node], kind, ["n"] if datatype == "BYTES" else ["n", "k"], [])
 

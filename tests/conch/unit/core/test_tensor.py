@@ -183,6 +183,21 @@ def test_bf16_has_no_array() -> None:
     assert caught.value.message == "tensor 'x' of datatype BF16 has no numpy form"
 
 
+@pytest.mark.parametrize("values", [[[1.5, 0, -2]], [], [[], []], 1.5])
+def test_arrays_of_ml_dtypes_are_bf16(values: Any) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array(values, ml_dtypes.bfloat16)
+    strided = array[:, ::2] if array.size > 1 else array
+    for each in (array, strided):
+        tensor = Tensor.from_array("x", each)
+        assert (tensor.datatype, tensor.shape, tensor.nbytes) == ("BF16", each.shape, each.nbytes)
+        assert float_array(tensor.data, tensor.shape).tolist() == each.tolist()
+    if array.ndim and array.size:
+        shared = Tensor.from_array("x", array)
+        array[0, 0] = 4
+        assert float_array(shared.data, shared.shape).tolist() == array.tolist()
+
+
 @given(st.lists(st.integers(0, 0xFFFF), max_size=20))
 def test_brain_floats_are_exact_as_floats(bits: list[int]) -> None:
     data = np.array(bits, "<u2").tobytes()

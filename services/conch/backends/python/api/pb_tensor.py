@@ -56,9 +56,13 @@ class Tensor:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         try:
-            self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
+            datatype = datatype_of(array)
         except UnsupportedError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
+        if datatype == "BF16":
+            self._core = CoreTensor.from_array(name, array, datatype)
+        else:
+            self._core = CoreTensor(name, datatype, array.shape, None, array)
         self._batch: Copies | None = None
 
     def _stable(self) -> CoreTensor:
@@ -118,7 +122,8 @@ class Tensor:
     def as_numpy(self) -> Array:
         """The data as a writable array; the same one every time.
 
-        BF16 is returned as a float32 copy, as numpy has no type for it; writes to it change no tensor.
+        BF16 is returned as a float32 copy, also where the tensor was made of an array of ml_dtypes; writes to
+        it change no tensor.
 
         Raises:
             TritonModelException: It is on a GPU.
