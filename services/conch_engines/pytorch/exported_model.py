@@ -206,6 +206,7 @@ class ExportedProgram(Program):
         outputs = [tensor.name for tensor in spec.model_outputs]
         self.results: Mapping[str, int] = leaf_positions(spec.name, "output", outputs, described.output_paths)
         self.keeps_inputs = not described.mutates_inputs
+        self._scalars = frozenset(leaf for leaf, dims in enumerate(described.bounds) if dims == [])
         if device is not None and device != "cpu":
             from torch.export.passes import move_to_device_pass
 
@@ -217,6 +218,11 @@ class ExportedProgram(Program):
         # Most programs take tensors by position; others get their structure back.
         self._flat = all(path == f"ARGS[{place}]" for place, path in enumerate(described.input_paths))
         self._plain = described.output_paths == ["RESULT"]
+
+    def convert(self, leaf: int, value: Any) -> Any:
+        """As the base's; dims of 1 of a config stand for a scalar."""
+        tensor = super().convert(leaf, value)
+        return tensor if leaf not in self._scalars else tensor.reshape(())
 
     def check(self, values: Sequence[Any]) -> None:
         """Compares datatypes and shapes with what the program was exported for."""
