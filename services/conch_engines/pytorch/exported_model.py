@@ -175,12 +175,14 @@ def _number(value: Any) -> int:
 
 
 def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
-    """Bounds of the batch dimension: the first dim of all tensors, if they share one symbol."""
+    """Bounds of the batch dimension: the first dim of all tensors, if that alone has its symbol."""
     if not tensors or not all(tensors):
         return None
     first = [dims[0] for dims in tensors if dims]
     sizes = {(dim.symbol, dim.factor, dim.offset) for dim in first}
-    return first[0] if first[0].symbol and first[0].factor == 1 and len(sizes) == 1 else None
+    inner = {dim.symbol for dims in tensors for dim in (dims or ())[1:]}
+    shared = len(sizes) == 1 and first[0].factor == 1 and first[0].symbol not in ("", *inner)
+    return first[0] if shared else None
 
 
 def _size_text(dim: Bounds) -> str:
