@@ -9,6 +9,8 @@ import onnx
 
 F, S = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING
 I32, I64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
+ML = "ai.onnx.ml"
+"""The domain of operators of trees, linear models and the like."""
 Tensors = dict[str, tuple[int, list[Any] | None]]
 
 
@@ -23,7 +25,8 @@ def graph(
         [info(name, *kind) for name, kind in outputs.items()],
         initializers or [],
     )
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(ML, 2)]
+    model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=8)
     return bytes(model.SerializeToString())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
 from conch_engines.model_config import boolean, integer, lists_tensors
+from conch_engines.onnxruntime.onnx_file import tensors_of_any_rank
 from conch_engines.onnxruntime.ort_providers import (
     CUDA,
     ON_A_DEVICE,
@@ -27,6 +28,7 @@ from conch_engines.onnxruntime.ort_providers import (
 )
 from conch_engines.onnxruntime.ort_providers import PARAMETERS as PROVIDER_PARAMETERS
 from conch_engines.onnxruntime.session_function import (
+    MAPS,
     DeviceSessionFunction,
     SessionFunction,
     WritingSessionFunction,
@@ -39,6 +41,7 @@ from conch_engines.onnxruntime.session_options import (
     run_options,
     session_options,
 )
+from conch_engines.onnxruntime.trial_run import settled, tried
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ _LIBRARIES = (
     ": check that the CUDA and cuDNN libraries of its version are installed, for example by "
     "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 )
+
+_ERRORS = 3  # log severity of ONNX Runtime
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -68,7 +73,7 @@ DATATYPES = frozenset(_DATATYPES.values())
 
 _FIXES = {
     True: "; export the model with a Cast of it, for example to FP32",
-    False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
+    False: "; export the model without it",
 }
 """Advice for unsupported element types, and for values that are not tensors."""
 
@@ -108,7 +113,10 @@ class OnnxRuntimeBackend(ArrayBackend):
         path = _model_path(
             version_directory, config.get("default_model_filename") or self.default_model_file, name
         )
-        return complete(config, self._signature(path, name), options)
+        session = self._plain_session(path)
+        signature = signature_of(session, name, tensors_of_any_rank(path))
+        batches = int(config.get("max_batch_size") or 0) > 0
+        return complete(config, settled(self._ort, session, signature, name, batches), options)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model and validates session settings."""
@@ -118,13 +126,27 @@ class OnnxRuntimeBackend(ArrayBackend):
             if placement.kind != "GPU":
                 execution_providers(self._ort, spec, placement, self._plugins)
         path = _model_path(spec.version_directory, spec.model_file, spec.name)
-        validate(spec, self._signature(path, spec.name), DATATYPES)
+        session = self._plain_session(path)
+        signature = signature_of(session, spec.name, tensors_of_any_rank(path))
+        self._validated(spec, session, signature)
 
-    def _signature(self, path: Path, model: str) -> Signature:
+    def _validated(self, spec: ModelSpec, session: Any, signature: Signature) -> Signature:
+        """The signature that the config fits: that of the file, or that which a run on zeros shows."""
+        try:
+            validate(spec, signature, DATATYPES)
+        except InvalidArgumentError:
+            found = tried(self._ort, session, signature, spec.name)
+            if found is None or found.outputs == signature.outputs:
+                raise
+            validate(spec, found, DATATYPES)
+            return found
+        return signature
+
+    def _plain_session(self, path: Path) -> Any:
         settings = self._ort.SessionOptions()
         settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = 1
-        return signature_of(self._session(path, str(path), settings, [("CPUExecutionProvider", {})]), model)
+        return self._session(path, str(path), settings, [("CPUExecutionProvider", {})])
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -135,9 +157,17 @@ class OnnxRuntimeBackend(ArrayBackend):
         return _OnnxModel(self, spec)
 
     def _open(
-        self, spec: ModelSpec, placement: Placement, path: Path, content: bytes | None = None
+        self,
+        spec: ModelSpec,
+        placement: Placement,
+        path: Path,
+        content: bytes | None = None,
+        found: Signature | None = None,
     ) -> ArrayFunction:
+        """Creates a session; `found` is the signature where it is not that of the file."""
         options = session_options(self._ort, spec)
+        if found is not None:
+            options.log_severity_level = _ERRORS  # each run would warn of the shapes in the file
         if boolean(spec.backend_options, GLOBAL_POOL, False):
             self._make_pool(spec.backend_options)
             options.use_per_session_threads = False
@@ -159,8 +189,10 @@ class OnnxRuntimeBackend(ArrayBackend):
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
                     f"onnxruntime can't start{_LIBRARIES if name in ON_A_DEVICE else ''}"
                 )
-        signature = signature_of(session, spec.name)
-        validate(spec, signature, DATATYPES)
+        declared = found or signature_of(session, spec.name, tensors_of_any_rank(path))
+        signature = self._validated(spec, session, declared)
+        if signature is not declared:
+            return self._open(spec, placement, path, content, signature)
         options_of_run = run_options(self._ort, spec)
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
             return DeviceSessionFunction(
@@ -213,21 +245,33 @@ class _OnnxModel(BackendModel):
         return ArrayInstance(self._spec, function)
 
 
-def signature_of(session: Any, model: str) -> Signature:
-    """The signature of a session of the named model."""
+def signature_of(session: Any, model: str, unranked: Collection[str] = ()) -> Signature:
+    """The signature of a session of the named model; `unranked` tensors have any number of dims."""
     return Signature(
-        _tensors(session.get_inputs(), model),
-        _tensors(session.get_outputs(), model),
-        _tensors(session.get_overridable_initializers(), model),
+        _tensors(session.get_inputs(), model, unranked),
+        _tensors(session.get_outputs(), model, unranked, MAPS),
+        _tensors(session.get_overridable_initializers(), model, unranked),
     )
 
 
-def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
+def _tensors(
+    arguments: Iterable[Any], model: str, unranked: Collection[str], maps: Collection[str] = ()
+) -> tuple[ModelTensor, ...]:
     tensors = []
     for argument in arguments:
+        if argument.type in maps:
+            tensors.append(ModelTensor(argument.name, "FP32", (-1, -1)))
+            continue
         datatype = _DATATYPES.get(argument.type, "")
         dims = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape or ())
         problem = "" if datatype else _problem(argument.type, argument.name, model)
+        if datatype and not dims and argument.name in unranked:  # else ONNX Runtime has found the shape
+            problem = (
+                f"I/O '{argument.name}' of model '{model}' has any number of dimensions in the model's file; "
+                f"list inputs and outputs with their dims in the config"
+            )
+            tensors.append(ModelTensor(argument.name, datatype, None, problem))
+            continue
         tensors.append(ModelTensor(argument.name, datatype, dims, problem))
     return tuple(tensors)
 
@@ -245,7 +289,7 @@ def _problem(onnx_type: str, name: str, model: str) -> str:
 def _strings_or_devices(session: Any) -> bool:
     tensors = (*session.get_inputs(), *session.get_overridable_initializers(), *session.get_outputs())
     return session.get_providers() != ["CPUExecutionProvider"] or any(
-        tensor.type == "tensor(string)" for tensor in tensors
+        tensor.type == "tensor(string)" or tensor.type in MAPS for tensor in tensors
     )
 
 

@@ -17,6 +17,9 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
+MAPS = frozenset(f"seq(map({key},tensor(float)))" for key in ("int64", "string"))
+"""Types of an output of ZipMap, which is served as rows of its numbers, classes in ascending order."""
+
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -35,10 +38,13 @@ class SessionFunction:
         self._scalars = frozenset(
             each.name for each in spec.model_inputs if scalar_dims(spec, each, dims[each.name])
         )
-        self._scalars_out = {
-            each.name: shape
-            for each in spec.model_outputs
-            if (shape := scalar_dims(spec, each, dims_out[each.name]))
+        self._scalars_out = frozenset(
+            each.name for each in spec.model_outputs if scalar_dims(spec, each, dims_out[each.name])
+        )
+
+        types = {each.name: each.type for each in session.get_outputs()}
+        self._maps = {
+            each.name: each.backend_dims[-1] for each in spec.model_outputs if types[each.name] in MAPS
         }
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -52,9 +58,9 @@ class SessionFunction:
         for name in self._strings_out:
             if name in found:
                 found[name] = _encoded(found[name])
-        for name, shape in self._scalars_out.items():
+        for name, width in self._maps.items():
             if name in found:
-                found[name] = found[name].reshape(shape)
+                found[name] = _rows(found[name], width)
         return found
 
     def _shape_inputs(self, inputs: dict[str, Array]) -> None:
@@ -88,7 +94,8 @@ class DeviceSessionFunction(SessionFunction):
     ) -> Mapping[str, Array | DeviceTensor]:
         """Runs the session once."""
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
-        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out.union(self._scalars_out)
+        unbound_in = self._strings | self._scalars
+        unbound_out = self._strings_out.union(self._scalars_out, self._maps)
         if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
             # Strings cannot be bound and scalars change shape: copy everything through host memory.
             arrays |= {
@@ -199,6 +206,13 @@ def _encoded(array: Array) -> Array:
     elements = np.empty(array.size, dtype=object)
     elements[:] = [element.encode() for element in array.flat]
     return elements.reshape(array.shape)
+
+
+def _rows(maps: list[dict[Any, float]], width: int) -> Array:
+    """Maps of numbers by class, of which ONNX Runtime orders the keys, as an array."""
+    if not maps:
+        return np.empty((0, max(width, 0)), np.float32)
+    return np.array([list(each.values()) for each in maps], np.float32)
 
 
 def status_text(error: Exception) -> str:
