@@ -10,6 +10,8 @@ import onnx
 
 F, S = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING
 I32, I64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
+ML = "ai.onnx.ml"
+"""The domain of operators of trees, linear models and the like."""
 Tensors = dict[str, tuple[int, list[Any] | None]]
 
 
@@ -29,7 +31,8 @@ def graph(
         [info(name, *kind) for name, kind in outputs.items()],
         initializers or [],
     )
-    opsets = [onnx.helper.make_opsetid("", 17), *(onnx.helper.make_opsetid(each, 1) for each in domains)]
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(ML, 2)]
+    opsets += [onnx.helper.make_opsetid(each, 1) for each in domains]
     model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=8)
     return bytes(model.SerializeToString())
 

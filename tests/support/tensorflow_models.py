@@ -43,6 +43,24 @@ class Same(tf.Module):
         return {"TEXT": text, "HALF": tf.identity(half), "NUMBER": tf.identity(number)}
 
 
+class Scalars(tf.Module):
+    """Returns values of rank 0."""
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32, "x"), tf.TensorSpec([], tf.string, "text")])
+    def call(self, x: Any, text: Any) -> dict[str, Any]:
+        """Runs it."""
+        return {"y": x * 2, "TEXT": tf.strings.join([text, text])}
+
+
+class AnyRank(tf.Module):
+    """Doubles a tensor of any shape."""
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32, "x")])
+    def call(self, x: Any) -> dict[str, Any]:
+        """Runs it."""
+        return {"y": x * 2}
+
+
 def write(root: Path) -> None:
     """Writes all models."""
     rows = np.random.default_rng(5).standard_normal((8, 4), np.float32)
@@ -54,6 +72,8 @@ def write(root: Path) -> None:
             answers[f"{name}.{key}"] = value.numpy()
     converter = tf.lite.TFLiteConverter.from_saved_model(str(root / "affine"))
     (root / "model.tflite").write_bytes(converter.convert())
+    for name, made in (("scalars", Scalars()), ("any", AnyRank())):
+        tf.saved_model.save(made, str(root / name), signatures={"serving_default": made.call})
     same = Same()
     tf.saved_model.save(same, str(root / "same"), signatures={"second": same.call})
     with tf.Graph().as_default() as graph:

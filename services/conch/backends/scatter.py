@@ -84,6 +84,12 @@ class Scatterer:
         spec = self._outputs[name]
         array = self._found(name, results)
         shape = array.shape
+        if not shape and rows is None and set(spec.backend_dims) == {1}:
+            # Dims of a config can't be empty: those of 1 stand for a scalar.
+            shape = spec.backend_dims
+            array = (
+                array.renamed(name, shape) if isinstance(array, DeviceTensor) else np.reshape(array, shape)
+            )
         tail = shape if rows is None else shape[1:]
         if (array.dtype, tail) == self._last_valid.get(name) and (rows is None or shape[0] == rows):
             return spec, array

@@ -27,13 +27,14 @@ class ModelTensor:
     Attributes:
         name: Its name in the model.
         datatype: The protocol's name of its element type; empty if it has none.
-        dims: All dims, batch dimension included; -1 where variable.
-        problem: Error raised on completing or validating a config that uses it, if it has no datatype.
+        dims: All dims, batch dimension included; -1 where variable. None if their number is variable.
+        problem: Error raised on completing a config that uses it, if it has no datatype or no dims; without
+            a datatype on validating one, too.
     """
 
     name: str
     datatype: str
-    dims: tuple[int, ...]
+    dims: tuple[int, ...] | None
     problem: str = ""
 
     def checked_datatype(self) -> str:
@@ -135,6 +136,8 @@ def _default_max_batch_size(options: Mapping[str, str]) -> int:
 
 def _entry(tensor: ModelTensor, skip: int) -> dict[str, Any]:
     datatype = tensor.checked_datatype()
+    if tensor.dims is None:
+        raise UnsupportedError(tensor.problem)
     entry: dict[str, Any] = {
         "name": tensor.name,
         "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
@@ -143,7 +146,8 @@ def _entry(tensor: ModelTensor, skip: int) -> dict[str, Any]:
     if not entry["dims"]:
         # Config dims cannot be empty, so clients see one element for a scalar.
         entry["dims"] = [1]
-        entry["reshape"] = {"shape": []}
+        if skip:  # else dims of 1 stand for a scalar: `scalar_dims`
+            entry["reshape"] = {"shape": []}
     return entry
 
 
@@ -186,6 +190,8 @@ def validate(spec: ModelSpec, signature: Signature, datatypes: Collection[str]) 
                     f"'{spec.name}'"
                 )
             _check_datatype(spec, kind, tensor, found)
+            if found.dims is None:
+                continue
             if tensor.ragged:
                 _check_ragged(spec, tensor, found.dims)
             elif tensor in made:
@@ -232,10 +238,10 @@ def _check_rank(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
         )
 
 
-def scalar_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> tuple[int, ...]:
+def scalar_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...] | None) -> tuple[int, ...]:
     """Dims, all 1, of a config where the model has a scalar, as they cannot be empty; () for no scalar."""
     dims = tensor.backend_dims
-    return dims if spec.max_batch_size == 0 and not model_dims and set(dims) == {1} else ()
+    return dims if spec.max_batch_size == 0 and model_dims == () and set(dims) == {1} else ()
 
 
 def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: ModelTensor) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.errors import InternalError, UnavailableError, UnsupportedError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
 from conch_engines.model_config import boolean, integer, lists_tensors, parameter_texts
+from conch_engines.onnxruntime.onnx_file import tensors_of_any_rank
 from conch_engines.onnxruntime.ort_providers import (
     CPU,
     CUDA,
@@ -28,9 +30,11 @@ from conch_engines.onnxruntime.ort_providers import (
 )
 from conch_engines.onnxruntime.ort_providers import PARAMETERS as PROVIDER_PARAMETERS
 from conch_engines.onnxruntime.session_function import (
+    MAPS,
     DeviceSessionFunction,
     SessionFunction,
     WritingSessionFunction,
+    native,
     status_text,
 )
 from conch_engines.onnxruntime.session_options import (
@@ -41,6 +45,7 @@ from conch_engines.onnxruntime.session_options import (
     run_options,
     session_options,
 )
+from conch_engines.onnxruntime.trial_run import settled, tried
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,9 @@ _LIBRARIES = (
     ": check that the CUDA and cuDNN libraries of its version are installed, for example by "
     "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 )
+
+_ERRORS = 3  # log severity of ONNX Runtime
+_ON_CPU: Providers = [(CPU, {})]
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -71,7 +79,7 @@ DATATYPES = frozenset(_DATATYPES.values())
 
 _FIXES = {
     True: "; export the model with a Cast of it, for example to FP32",
-    False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
+    False: "; export the model without it",
 }
 """Advice for unsupported element types, and for values that are not tensors."""
 
@@ -111,7 +119,12 @@ class OnnxRuntimeBackend(ArrayBackend):
         if lists_tensors(config):
             return config
         file = config.get("default_model_filename") or self.default_model_file
-        return complete(config, self._signature(_incomplete(config, version_directory, file)), options)
+        spec = _incomplete(config, version_directory, file)
+        session = self._plain_session(spec)
+        signature = _declared(session, spec)
+        batches = int(config.get("max_batch_size") or 0) > 0
+        found = settled(self._ort, session, signature, spec.name, partial(self._on_cpu, spec), batches)
+        return complete(config, found, options)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model and validates session settings."""
@@ -120,15 +133,34 @@ class OnnxRuntimeBackend(ArrayBackend):
         on_cpu = next((each for each in placements if each.kind != "GPU"), None)
         providers = on_cpu and execution_providers(self._ort, spec, on_cpu, self._plugins)
         # Operators and weights that are missing are found where that takes no device.
-        validate(spec, self._signature(spec, providers if providers == [(CPU, {})] else None), DATATYPES)
+        session = self._on_cpu(spec) if providers == _ON_CPU else self._plain_session(spec)
+        self._validated(spec, session, _declared(session, spec), partial(self._on_cpu, spec))
 
-    def _signature(self, spec: ModelSpec, providers: Providers | None = None) -> Signature:
-        """The signature as a load finds it, with little work; see `_session`."""
+    def _validated(
+        self, spec: ModelSpec, session: Any, signature: Signature, open_session: Callable[[], Any]
+    ) -> Signature:
+        """The signature that the config fits: that of the file, or that which a run on zeros shows."""
+        try:
+            validate(spec, signature, DATATYPES)
+        except InvalidArgumentError:
+            found = tried(self._ort, session, signature, spec.name, open_session)
+            if found is None or found.outputs == signature.outputs:
+                raise
+            validate(spec, found, DATATYPES)
+            return found
+        return signature
+
+    def _on_cpu(self, spec: ModelSpec) -> Any:
+        """A session that can run."""
+        return self._plain_session(spec, _ON_CPU)
+
+    def _plain_session(self, spec: ModelSpec, providers: Providers | None = None) -> Any:
+        """A session as a load makes it, with little work; see `_session`."""
         path = _model_path(spec)
         options = session_options(self._ort, spec)
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
-        return signature_of(self._session(path, path.read_bytes(), options, providers), spec.name)
+        return self._session(path, path.read_bytes(), options, providers)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -139,8 +171,18 @@ class OnnxRuntimeBackend(ArrayBackend):
         """Reads the model file."""
         return _OnnxModel(self, spec)
 
-    def _open(self, spec: ModelSpec, placement: Placement, path: Path, content: bytes) -> ArrayFunction:
+    def _open(
+        self,
+        spec: ModelSpec,
+        placement: Placement,
+        path: Path,
+        content: bytes,
+        found: Signature | None = None,
+    ) -> ArrayFunction:
+        """Creates a session; `found` is the signature where it is not that of the file."""
         options = session_options(self._ort, spec)
+        if found is not None:
+            options.log_severity_level = _ERRORS  # each run would warn of the shapes in the file
         if boolean(spec.backend_options, GLOBAL_POOL, False):
             self._make_pool(spec.backend_options)
             options.use_per_session_threads = False
@@ -157,8 +199,10 @@ class OnnxRuntimeBackend(ArrayBackend):
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
                     f"onnxruntime can't start{_LIBRARIES if name in ON_A_DEVICE else ''}"
                 )
-        signature = signature_of(session, spec.name)
-        validate(spec, signature, DATATYPES)
+        declared = found or signature_of(session, spec.name, tensors_of_any_rank(path))
+        signature = self._validated(spec, session, declared, lambda: session)
+        if signature is not declared:
+            return self._open(spec, placement, path, content, signature)
         options_of_run = run_options(self._ort, spec)
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
             return DeviceSessionFunction(
@@ -217,13 +261,12 @@ class _OnnxModel(BackendModel):
         return ArrayInstance(self._spec, function)
 
 
-def signature_of(session: Any, model: str) -> Signature:
-    """The signature of a session of the named model."""
-    native = getattr(session, "_sess", session)
-    inputs, outputs, initialized = (
-        _tensors(arguments, model)
-        for arguments in (native.inputs_meta, native.outputs_meta, native.overridable_initializers)
-    )
+def signature_of(session: Any, model: str, unranked: Collection[str] = ()) -> Signature:
+    """The signature of a session of the named model; `unranked` tensors have any number of dims."""
+    told = native(session)
+    inputs = _tensors(told.inputs_meta, model, unranked)
+    outputs = _tensors(told.outputs_meta, model, unranked, MAPS)
+    initialized = _tensors(told.overridable_initializers, model, unranked)
     given = {each.datatype for each in (*inputs, *initialized)}
     if "BYTES" in given and "BF16" in given.union(each.datatype for each in outputs):
         raise UnsupportedError(
@@ -233,12 +276,29 @@ def signature_of(session: Any, model: str) -> Signature:
     return Signature(inputs, outputs, initialized)
 
 
-def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
+def _declared(session: Any, spec: ModelSpec) -> Signature:
+    """The signature that the model's file declares."""
+    return signature_of(session, spec.name, tensors_of_any_rank(_model_path(spec)))
+
+
+def _tensors(
+    arguments: Iterable[Any], model: str, unranked: Collection[str], maps: Collection[str] = ()
+) -> tuple[ModelTensor, ...]:
     tensors = []
     for argument in arguments:
+        if argument.type in maps:
+            tensors.append(ModelTensor(argument.name, "FP32", (-1, -1)))
+            continue
         datatype = _DATATYPES.get(argument.type, "")
         dims = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape or ())
         problem = "" if datatype else _problem(argument.type, argument.name, model)
+        if datatype and not dims and argument.name in unranked:  # else ONNX Runtime has found the shape
+            problem = (
+                f"I/O '{argument.name}' of model '{model}' has any number of dimensions in the model's file; "
+                f"list inputs and outputs with their dims in the config"
+            )
+            tensors.append(ModelTensor(argument.name, datatype, None, problem))
+            continue
         tensors.append(ModelTensor(argument.name, datatype, dims, problem))
     return tuple(tensors)
 
@@ -253,8 +313,8 @@ def _problem(onnx_type: str, name: str, model: str) -> str:
 
 def _strings_or_devices(session: Any) -> bool:
     tensors = (*session.get_inputs(), *session.get_overridable_initializers(), *session.get_outputs())
-    return session.get_providers() != ["CPUExecutionProvider"] or any(
-        tensor.type == "tensor(string)" for tensor in tensors
+    return session.get_providers() != [CPU] or any(
+        tensor.type == "tensor(string)" or tensor.type in MAPS for tensor in tensors
     )
 
 

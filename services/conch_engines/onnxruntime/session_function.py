@@ -21,6 +21,8 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 _BRAIN_FLOAT = 16
 """ONNX's number of the element type."""
+MAPS = frozenset(f"seq(map({key},tensor(float)))" for key in ("int64", "string"))
+"""Types of an output of ZipMap, which is served as rows of its numbers, classes in ascending order."""
 
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
@@ -34,7 +36,7 @@ class SessionFunction:
         self._session = session
         self._options = options  # shared by all runs: creating one takes a third of a small run
         # `InferenceSession.run` adds name checks and a provider fallback that take as long as a small model.
-        self._run = getattr(session, "_sess", session).run
+        self._run = native(session).run
         self._binding = _pybind_state.SessionIOBinding
         kind = _pybind_state.OrtDevice
         self._host = kind(kind.cpu(), kind.default_memory(), 0)
@@ -48,10 +50,13 @@ class SessionFunction:
         self._scalars = frozenset(
             each.name for each in spec.model_inputs if scalar_dims(spec, each, dims[each.name])
         )
-        self._scalars_out = {
-            each.name: shape
-            for each in spec.model_outputs
-            if (shape := scalar_dims(spec, each, dims_out[each.name]))
+        self._scalars_out = frozenset(
+            each.name for each in spec.model_outputs if scalar_dims(spec, each, dims_out[each.name])
+        )
+
+        types = {each.name: each.type for each in session.get_outputs()}
+        self._maps = {
+            each.name: each.backend_dims[-1] for each in spec.model_outputs if types[each.name] in MAPS
         }
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -66,23 +71,23 @@ class SessionFunction:
         for name in self._strings_out:
             if name in found:
                 found[name] = _encoded(found[name])
-        for name, shape in self._scalars_out.items():
+        for name, width in self._maps.items():
             if name in found:
-                found[name] = found[name].reshape(shape)
+                found[name] = _rows(found[name], width)
         return found
 
     def _run_at_addresses(
         self, outputs: tuple[str, ...], inputs: dict[str, Array], options: Any
     ) -> list[Array]:
         """As ONNX Runtime's `run`, for inputs of all types but strings."""
-        native = getattr(self._session, "_sess", self._session)
-        binding = self._binding(native)
+        session = native(self._session)
+        binding = self._binding(session)
         given = {name: np.asarray(array, order="C") for name, array in inputs.items()}
         for name, array in given.items():
             self._bind(binding.bind_input, name, array, array.shape)
         for name in outputs:
             binding.bind_output(name, self._host)
-        native.run_with_iobinding(binding, options)
+        session.run_with_iobinding(binding, options)
         return [_fetched(value) for value in binding.get_outputs()]
 
     def _bind(self, bind: Callable[..., None], name: str, array: Array, shape: tuple[int, ...]) -> None:
@@ -122,7 +127,7 @@ class DeviceSessionFunction(SessionFunction):
         """Runs the session once."""
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
         unbound_in = self._strings | self._scalars | self._brain_floats
-        unbound_out = self._strings_out.union(self._scalars_out, self._brain_floats)
+        unbound_out = self._strings_out.union(self._scalars_out, self._brain_floats, self._maps)
         if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
             # Strings cannot be bound and scalars change shape: copy everything through host memory.
             arrays |= {
@@ -196,17 +201,22 @@ class WritingSessionFunction(SessionFunction):
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the session once."""
         self._shape_inputs(inputs)
-        native = getattr(self._session, "_sess", self._session)
-        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        session = native(self._session)
+        given = {name: np.asarray(array, order="C") for name, array in inputs.items()}
         try:
-            binding = self._binding(native)
+            binding = self._binding(session)
             for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
                 for name, array in arrays.items():
                     shape = () if name in self._scalars_out else array.shape
                     self._bind(bind, name, array, shape)
-            native.run_with_iobinding(binding, self._options)
+            session.run_with_iobinding(binding, self._options)
         except Exception as error:  # of the engine
             raise InternalError(status_text(error)) from error
+
+
+def native(session: Any) -> Any:
+    """ONNX Runtime's own session, inside that of its Python package."""
+    return getattr(session, "_sess", session)
 
 
 def _fetched(value: Any) -> Array:
@@ -233,6 +243,13 @@ def _encoded(array: Array) -> Array:
     elements = np.empty(array.size, dtype=object)
     elements[:] = [element.encode() for element in array.flat]
     return elements.reshape(array.shape)
+
+
+def _rows(maps: list[dict[Any, float]], width: int) -> Array:
+    """Maps of numbers by class, of which ONNX Runtime orders the keys, as an array."""
+    if not maps:
+        return np.empty((0, max(width, 0)), np.float32)
+    return np.array([list(each.values()) for each in maps], np.float32)
 
 
 def status_text(error: Exception) -> str:

@@ -361,9 +361,7 @@ class OutputTensor:
         if place is not None and (self._scalar or array.shape == place.shape):
             return place
         array = array.copy()
-        if array.dtype != self._dtype:
-            array = array.view(self._dtype)
-        return array.reshape(self._scalar) if self._scalar else array
+        return array if array.dtype == self._dtype else array.view(self._dtype)
 
     def let_go(self) -> None:
         """Drops the place of the last run."""

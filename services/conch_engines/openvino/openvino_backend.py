@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class OpenVinoBackend(Backend):
         """
         graph = ModelGraph(self._ov, engine, path, name)
         if not (size or graph.has_batch_layout):
-            return graph.signature()
+            return _with_batch(graph)
         for batch in (0, size) if size else (0,):
             inputs = range(len(graph.model.inputs))
             try:
@@ -70,10 +71,11 @@ class OpenVinoBackend(Backend):
                     graph.free_batch(inputs)
             except InternalError:  # its operations rely on a size
                 log.debug("the batch dimension of model '%s' can't vary", name, exc_info=True)
-            if graph.signature().supports_batching:
-                return graph.signature()
+            signature = _with_batch(graph)
+            if signature.supports_batching:
+                return signature
             graph = ModelGraph(self._ov, engine, path, name)
-        return graph.signature()
+        return _with_batch(graph)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model."""
@@ -123,6 +125,14 @@ class OpenVinoBackend(Backend):
         graph.adapt(spec, settings.reshapes, batch)
         validate(spec, graph.signature(spec), ELEMENT_TYPES)
         return graph
+
+
+def _with_batch(graph: ModelGraph) -> Signature:
+    """The signature; it batches only if outputs have the rows of inputs, not others."""
+    signature = graph.signature()
+    if graph.batch or not signature.supports_batching:
+        return signature
+    return replace(signature, batches=graph.keeps_batch())
 
 
 def _may_pad(spec: ModelSpec) -> bool:

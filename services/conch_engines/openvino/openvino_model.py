@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from conch.backends.signature import ModelTensor, Signature, made_tensors
 from conch.core.errors import UnavailableError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch_engines.openvino.openvino_engine import Engine, engine_errors
+
+log = logging.getLogger(__name__)
 
 ELEMENT_TYPES = {
     "BOOL": "boolean",
@@ -28,6 +31,8 @@ ELEMENT_TYPES = {
     "BYTES": "string",
 }
 """OpenVINO's names of the datatypes."""
+
+_TRIAL_ROWS = 13
 
 _DATATYPES = {name: datatype for datatype, name in ELEMENT_TYPES.items()}
 
@@ -80,6 +85,27 @@ class ModelGraph:
     def output_places(self, names: Iterable[str]) -> dict[str, int]:
         """The index of each named output that exists."""
         return _places(self._outputs, names)
+
+    def keeps_batch(self) -> bool:
+        """False if outputs have another first dimension than all inputs have, which is variable."""
+        trial = self.model.clone()
+        shapes = {}
+        for place, port in enumerate(trial.inputs):
+            shape = port.get_partial_shape()
+            shape[0] = self._ov.Dimension(_TRIAL_ROWS)
+            shapes[place] = shape
+        try:
+            trial.reshape(shapes)
+        except Exception:  # of the engine: its operations rely on other sizes
+            log.debug("the batch of model '%s' can't be %d", self._name, _TRIAL_ROWS, exc_info=True)
+            return True
+        # Where inputs are static, outputs are variable only by values.
+        by_values = all(shape.is_static for shape in shapes.values())
+        first = [port.get_partial_shape()[0] for port in trial.outputs]
+        keeps = all(dim == _TRIAL_ROWS or (dim.is_dynamic and not by_values) for dim in first)
+        if not keeps:
+            log.info("model '%s' does not batch: its outputs have other rows than its inputs", self._name)
+        return keeps
 
     def signature(self, spec: ModelSpec | None = None) -> Signature:
         """Inputs and outputs, by the names that a config gives them, if there is one."""

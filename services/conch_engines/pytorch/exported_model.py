@@ -175,12 +175,14 @@ def _number(value: Any) -> int:
 
 
 def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
-    """Bounds of the batch dimension: the first dim of all tensors, if they share one symbol."""
+    """Bounds of the batch dimension: the first dim of all tensors, if that alone has its symbol."""
     if not tensors or not all(tensors):
         return None
     first = [dims[0] for dims in tensors if dims]
     sizes = {(dim.symbol, dim.factor, dim.offset) for dim in first}
-    return first[0] if first[0].symbol and first[0].factor == 1 and len(sizes) == 1 else None
+    inner = {dim.symbol for dims in tensors for dim in (dims or ())[1:]}
+    shared = len(sizes) == 1 and first[0].factor == 1 and first[0].symbol not in ("", *inner)
+    return first[0] if shared else None
 
 
 def _size_text(dim: Bounds) -> str:
@@ -206,6 +208,7 @@ class ExportedProgram(Program):
         outputs = [tensor.name for tensor in spec.model_outputs]
         self.results: Mapping[str, int] = leaf_positions(spec.name, "output", outputs, described.output_paths)
         self.keeps_inputs = not described.mutates_inputs
+        self._scalars = frozenset(leaf for leaf, dims in enumerate(described.bounds) if dims == [])
         if device is not None and device != "cpu":
             from torch.export.passes import move_to_device_pass
 
@@ -217,6 +220,11 @@ class ExportedProgram(Program):
         # Most programs take tensors by position; others get their structure back.
         self._flat = all(path == f"ARGS[{place}]" for place, path in enumerate(described.input_paths))
         self._plain = described.output_paths == ["RESULT"]
+
+    def convert(self, leaf: int, value: Any) -> Any:
+        """As the base's; dims of 1 of a config stand for a scalar."""
+        tensor = super().convert(leaf, value)
+        return tensor if leaf not in self._scalars else tensor.reshape(())
 
     def check(self, values: Sequence[Any]) -> None:
         """Compares datatypes and shapes with what the program was exported for."""

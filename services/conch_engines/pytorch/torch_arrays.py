@@ -59,6 +59,7 @@ class TensorConverter:
         self._torch = torch
         self._dtypes = torch_dtypes(torch)
         self._names = datatypes_of(torch)
+        self._batches = spec.max_batch_size > 0
         self._outputs = {tensor.name: tensor for tensor in spec.model_outputs}
         self._expected = {name: self._dtypes.get(tensor.datatype) for name, tensor in self._outputs.items()}
         self._inputs = {tensor.name: tensor.datatype for tensor in spec.model_inputs}
@@ -96,7 +97,7 @@ class TensorConverter:
                 f"configuration expects datatype {expected} for output '{spec.name}', model provides "
                 f"{provided}"
             )
-        if not value.dim() and spec.backend_dims:
+        if not value.dim() and (self._batches or set(spec.backend_dims) != {1}):
             raise InvalidArgumentError(f"output '{spec.name}' is a scalar which is not supported.")
 
 

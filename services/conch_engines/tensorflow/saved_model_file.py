@@ -100,15 +100,15 @@ def _tensors(entries: Any, model: str) -> tuple[ModelTensor, ...]:
 
 def _tensor(name: str, info: Any, model: str) -> ModelTensor:
     datatype = _DATATYPES.get(info.dtype, "")
-    problem = "" if datatype else f"TensorFlow type {info.dtype} of tensor '{name}' has no datatype"
+    if not datatype:
+        return ModelTensor(name, "", (), f"TensorFlow type {info.dtype} of tensor '{name}' has no datatype")
     if info.shape.unknown_rank or not info.HasField("shape"):
-        datatype = ""
         problem = (
             f"Unable to autofill for '{model}': the rank of model tensor '{name}' is 0 and dimensions are "
             f"not defined"
         )
-    dims = tuple(max(dim.size, -1) for dim in info.shape.dims)
-    return ModelTensor(name, datatype, dims, problem)
+        return ModelTensor(name, datatype, None, problem)
+    return ModelTensor(name, datatype, tuple(max(dim.size, -1) for dim in info.shape.dims))
 
 
 @cache

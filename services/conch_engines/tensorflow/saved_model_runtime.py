@@ -32,6 +32,10 @@ class TritonPythonModel:
         self._batches = int(config.get("max_batch_size", 0)) > 0
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._outputs = [tensor["name"] for tensor in config["output"]]
+        self._dims = [
+            tensor["reshape"].get("shape", []) if "reshape" in tensor else tensor["dims"]
+            for tensor in config["output"]
+        ]
         root = Path(args["model_repository"])
         folder = root / args["model_version"]
         name = config.get("default_model_filename", "")
@@ -42,7 +46,9 @@ class TritonPythonModel:
                 feeds, fetches = self._load_graph(graph, folder / (name or "model.graphdef"))
             else:
                 feeds, fetches = self._load_saved(folder / (name or "model.savedmodel"), parameters)
-            self._types = [graph.get_tensor_by_name(feed).dtype.as_numpy_dtype for feed in feeds]
+            fed = [graph.get_tensor_by_name(feed) for feed in feeds]
+            self._types = [tensor.dtype.as_numpy_dtype for tensor in fed]
+            self._scalars = [tensor.shape.rank == 0 for tensor in fed]
             self._run_init_ops(parameters, (folder, root))
         self._call = self._session.make_callable(fetches, feed_list=feeds)
 
@@ -88,11 +94,16 @@ class TritonPythonModel:
         arrays = [[_array(request, name) for request in requests] for name in self._inputs]
         joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in arrays]
         feeds = [array.astype(kind, copy=False) for array, kind in zip(joined, self._types, strict=True)]
+        if not self._batches:  # dims of 1 of a config stand for a scalar
+            scalars = zip(feeds, self._scalars, strict=True)
+            feeds = [array.reshape(()) if scalar else array for array, scalar in scalars]
         try:
             results = [_plain(value) for value in self._call(*feeds)]
         except Exception as error:  # of the engine
             failed = pb_utils.TritonError(str(error))
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]
+        if not self._batches:
+            results = [_sized(value, dims) for value, dims in zip(results, self._dims, strict=True)]
         if len(requests) == 1:
             return [self._response(results)]
         ends = np.cumsum([part.shape[0] for part in arrays[0]])[:-1]
@@ -115,8 +126,13 @@ def _array(request: Any, name: str) -> Any:
 
 def _plain(value: Any) -> Any:
     """An output as an array of a dtype that numpy itself has."""
-    array = np.asarray(value)
+    array = np.asarray(value, object if isinstance(value, bytes) else None)  # a scalar of strings
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _sized(array: Any, dims: Sequence[int]) -> Any:
+    """A scalar with the dims of the config, which can't be empty."""
+    return array.reshape(dims) if array.ndim == 0 and set(dims) == {1} else array
 
 
 def _session_config(config: dict[str, Any], parameters: dict[str, str]) -> Any:

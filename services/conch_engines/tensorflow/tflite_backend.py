@@ -96,6 +96,10 @@ class _Model:
         tensors = (*self.signature.inputs, *self.signature.outputs)
         self.datatypes = frozenset(tensor.datatype for tensor in tensors if tensor.datatype)
         self._shapes = {name: tuple(detail["shape"]) for name, detail in self._inputs.items()}
+        # LiteRT reads an object array of rank 0 as text of its pointer; of strings it takes one element.
+        self._scalars = [
+            tensor.name for tensor in self.signature.inputs if not tensor.dims and tensor.datatype != "BYTES"
+        ]
 
     def _details(self, chosen: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Details of inputs and outputs by name."""
@@ -116,6 +120,8 @@ class _Model:
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         model = self._model
         try:
+            for name in self._scalars:
+                inputs[name] = inputs[name].reshape(())
             if self._runner is not None:
                 found = self._runner(**{name: inputs[name] for name in self._inputs})
                 return {name: _plain(found[name]) for name in outputs}

@@ -317,8 +317,7 @@ class TensorRTFunction:
                 memory = places[0].view_owned_by(owned.ptr, nbytes, owned)
             self._stream.on_device(memory.pointer, made.pointer, nbytes)
             return DeviceTensor(tensor.name, tensor.datatype, made.dims, memory)
-        array = self._stream.to_host(made.pointer, tensor.datatype, made.dims)
-        return array.reshape(tensor.scalar) if tensor.scalar else array
+        return self._stream.to_host(made.pointer, tensor.datatype, made.dims)
 
     def _add_late(
         self, context: ProfileContext, results: dict[str, Value], outputs: tuple[str, ...], places: Places

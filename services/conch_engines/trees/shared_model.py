@@ -95,7 +95,7 @@ def complete_tensors(
         if entry.get("data_type", "TYPE_INVALID") == "TYPE_INVALID":
             datatype = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
             entry["data_type"] = f"TYPE_{datatype}"
-        if not entry.get("dims"):
+        if not entry.get("dims") and tensor.dims is not None:
             entry["dims"] = list(tensor.dims[skip:])
 
 

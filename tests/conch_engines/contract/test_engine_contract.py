@@ -30,6 +30,11 @@ from conch.core.model_version import Model
 from conch.core.request import InferenceRequest
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec, WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES, Array, Tensor, encode_bytes
+from conch_control.config.model_spec import build_spec
+from conch_control.config.parse import parse_config
+from conch_control.config.platforms import complete
+from conch_control.config.problems import raise_first
+from conch_control.config.validate import config_problems, tensor_problems
 
 ROWS = 8
 RAMP_UP, CYCLES = 30, 100
@@ -90,6 +95,36 @@ def test_every_datatype_passes(engine: Engine, harness: Harness) -> None:
         assert answer.one.error is None, (datatype, answer.one.error)
         (output,) = answer.one.outputs
         assert (output.datatype, output.shape, bytes(output.data)) == (datatype, shape, data)
+
+
+@pytest.mark.parametrize("dims", [None, (1,), (1, 1)])
+def test_scalars_pass(file_format: Engine, harness: Harness, dims: tuple[int, ...] | None) -> None:
+    """A config can't have empty dims: without a batch, dims of 1 stand for a scalar, completed or not."""
+    if not file_format.scalars or (dims is None and not file_format.completes):
+        pytest.skip("its files have no scalars" if dims else "its backend doesn't complete configs")
+    backend = load_backend(file_format.backend)
+    given, returned = file_format.identity_names
+    for datatype in file_format.scalars:
+        directory = harness.directory(datatype, {})
+        file_format.write_scalar(directory / "1", datatype)
+        text = (
+            f'name: "{datatype}" backend: "{file_format.backend}" instance_group {{ count: 1 kind: KIND_CPU '
+            f'}} default_model_filename: "{file_format.file}"'
+        )
+        for key, name in (("input", given), ("output", returned)) if dims else ():
+            kind = "STRING" if datatype == "BYTES" else datatype
+            text += f' {key} {{ name: "{name}" data_type: TYPE_{kind} dims: {list(dims or ())} }}'
+        config = complete(parse_config(text, datatype), backend, directory / "1", {})
+        raise_first(config_problems(config))
+        raise_first(tensor_problems(config))
+        model = harness.load(backend, build_spec(config, directory, 1, file_format.file, {}))
+        one = {"BYTES": b"\x01\0\0\0x", "BOOL": b"\x01", "FP32": b"\0\0\x80?"}[datatype]
+        value = Tensor(given, datatype, dims or (1,), one)
+        answer = HarnessAnswer()
+        model.submit(InferenceRequest(datatype, "", {given: value}, answer.respond, 0))
+        assert answer.one.error is None, (datatype, answer.one.error)
+        (output,) = answer.one.outputs
+        assert (output.datatype, output.shape, bytes(output.data)) == (datatype, value.shape, one)
 
 
 def extremes(datatype: str) -> bytes:

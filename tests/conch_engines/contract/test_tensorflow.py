@@ -30,6 +30,10 @@ max_batch_size: 8
 input { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }
 """
+ANY = """
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
 SECOND = """
 parameters { key: "TF_SIGNATURE_DEF" value { string_value: "second" } }
 """
@@ -58,6 +62,8 @@ def repository(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source, config in (
         ("affine", "affine", PLACE + "max_batch_size: 8 dynamic_batching { }"),
         ("same", "same", PLACE + SECOND),
+        ("scalars", "scalars", PLACE),
+        ("any", "any", PLACE + ANY),
         ("graph", "model.graphdef", PLACE + GRAPH),
     ):
         version = repository / name / "1"
@@ -112,6 +118,19 @@ def test_strings_and_other_types(server: AnyServer) -> None:
         assert result.as_numpy("TEXT").tolist() == text.tolist()
         assert result.as_numpy("HALF").tolist() == half.tolist()
         assert result.as_numpy("NUMBER").tolist() == number.tolist()
+
+
+def test_scalars(server: AnyServer) -> None:
+    """Completed dims of 1 stand for them, without a batch."""
+    text = np.array([b"a\0"], dtype=object)
+    with client_of(server) as client:
+        result = client.infer(
+            "scalars", [tensor("x", np.array([3], np.float32)), tensor("text", text, "BYTES")]
+        )
+        assert result.as_numpy("y").tolist() == [6]
+        assert result.as_numpy("TEXT").tolist() == [b"a\0a\0"]
+        # Of any rank: the config tells the dims, which a scalar's are not.
+        assert client.infer("any", [tensor("x", np.array([3], np.float32))]).as_numpy("y").tolist() == [6]
 
 
 def test_a_graph(server: AnyServer, answers: dict[str, Any]) -> None:

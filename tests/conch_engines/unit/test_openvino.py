@@ -91,6 +91,19 @@ def with_layouts(model: Any, layout: str) -> Any:
     return model
 
 
+def flattened() -> Any:
+    """A model whose output has more rows than its input."""
+    x = parameter("x", [-1, 2])
+    return ov.Model([op.result(named(op.reshape(x, np.array([-1, 1]), False), "y"))], [x], "m")
+
+
+def chosen() -> Any:
+    """A model whose values decide on the number of its output's rows."""
+    x = parameter("x", [-1, 2])
+    places = op.transpose(op.non_zero(x), op.constant(np.array([1, 0])))
+    return ov.Model([op.result(named(places, "y"))], [x], "m")
+
+
 def fixed() -> Any:
     """A model whose operations rely on the number of rows."""
     x = parameter("x", [1, 2])
@@ -107,8 +120,13 @@ def fixed() -> Any:
         (with_layouts(doubling([1, 2]), "N..."), {}, 4, [2]),
         (with_layouts(doubling([2, 1]), "CN"), {}, 0, [2, 1]),
         (with_layouts(fixed(), "N..."), {}, 0, [1, 2]),
+        (flattened(), {}, 0, [-1, 2]),
+        (chosen(), {}, 0, [-1, 2]),
     ],
-    ids=["variable", "fixed", "fixed with a size", "layout", "layout with N elsewhere", "layout in vain"],
+    ids=[
+        *("variable", "fixed", "fixed with a size", "layout", "layout with N elsewhere", "layout in vain"),
+        *("rows that are not the batch's", "rows that values decide on"),
+    ],
 )
 def test_completion(
     harness: Harness, backend: Backend, model: Any, given: dict[str, Any], size: int, dims: list[int]

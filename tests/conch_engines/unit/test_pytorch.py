@@ -380,6 +380,11 @@ class Shifted(torch.nn.Module):
         return x[1:] + more["a b"][0]
 
 
+class Products(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.T
+
+
 class Pairs(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0] // 2, 2, -1).sum(1)
@@ -444,6 +449,9 @@ def test_relations_of_dims(harness: Harness, backend: PyTorchBackend) -> None:
 
     assert ask(6, 5).array("OUTPUT__0").shape == (5, 3)
     assert "exported for" in ask(5, 5).error
+    completed, model = complete_and_load(harness, backend, saved(exported(Products(), (torch.zeros(4, 3),))))
+    assert "max_batch_size" not in completed  # the answer to one request depends on the rows of others
+    assert harness.infer(model, {"x": rows(1, 2, width=3)}).array("OUTPUT__0").tolist() == [[3, 6], [6, 12]]
     content = saved(exported(Pairs(), (torch.zeros(4, 3),), dynamic_shapes=({0: 2 * pairs},)))
     completed, model = complete_and_load(harness, backend, content)
     assert "max_batch_size" not in completed

@@ -313,9 +313,7 @@ def test_a_config_is_completed_from_the_engine(backend: TensorRTBackend, tmp_pat
     fixed = plan([tensor("x", 3), tensor("y", output=1)], "double")
     config = completed(backend, tmp_path, fixed)
     assert config["max_batch_size"] == 0
-    assert config["output"] == [
-        {"name": "y", "data_type": "TYPE_FP32", "dims": [1], "reshape": {"shape": []}}
-    ]
+    assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ class Engine(ABC):
         datatypes: Those that `write_identity` knows.
         identity_names: Input and output of the identity model.
         allocates: True if it knows `write_allocating`.
+        scalars: Datatypes that `write_scalar` knows.
+        completes: True if the backend takes inputs and outputs from the file.
         parameters: The config's parameters.
         tolerance: Largest relative difference between a batch and its rows alone.
         slow: True if making a model takes many seconds.
@@ -48,6 +50,8 @@ class Engine(ABC):
     datatypes: ClassVar[Sequence[str]] = ()
     identity_names: ClassVar[tuple[str, str]] = ("x", "y")
     allocates: ClassVar[bool] = False
+    scalars: ClassVar[Sequence[str]] = ()
+    completes: ClassVar[bool] = True
     parameters: ClassVar[Mapping[str, str]] = {}
     tolerance: ClassVar[float] = 1e-6
     slow: ClassVar[bool] = False
@@ -66,6 +70,10 @@ class Engine(ABC):
 
     def write_identity(self, version: Path, datatype: str) -> None:
         """Writes a model whose output ``y`` is its input ``x``, both of dims [-1] after the batch."""
+        raise NotImplementedError
+
+    def write_scalar(self, version: Path, datatype: str) -> None:
+        """Writes a model whose output is its input, both of rank 0."""
         raise NotImplementedError
 
     def write_allocating(self, version: Path) -> None:

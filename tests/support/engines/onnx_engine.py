@@ -22,6 +22,7 @@ class OnnxEngine(Engine):
     platform = "onnxruntime_onnx"
     datatypes = (*NUMPY_DTYPES, "BF16")
     allocates = True
+    scalars = ("FP32", "BOOL", "BYTES")
 
     def write(self, version: Path, level: float) -> None:
         import onnx
@@ -44,6 +45,12 @@ class OnnxEngine(Engine):
         kind = onnx.helper.np_dtype_to_tensor_dtype(dtype) if dtype else onnx.TensorProto.BFLOAT16
         node = onnx.helper.make_node("Identity", ["x"], ["y"])
         self._save(version, [node], kind, ["n"] if datatype == "BYTES" else ["n", "k"], [])
+
+    def write_scalar(self, version: Path, datatype: str) -> None:
+        import onnx
+
+        kind = onnx.helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[datatype])
+        self._save(version, [onnx.helper.make_node("Identity", ["x"], ["y"])], kind, [], [])
 
     def write_allocating(self, version: Path) -> None:
         import onnx

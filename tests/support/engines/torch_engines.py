@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tests.support.engines.engine import WIDTH, Engine
 
 from conch.core.tensor import ELEMENT_SIZES, Array
+from conch_engines.pytorch.torch_arrays import torch_dtypes
 
 TORCH_TYPES = tuple(ELEMENT_SIZES)
 
@@ -33,6 +34,17 @@ def affine(level: float) -> Any:
             return self.linear(x) + level
 
     return Affine().eval()
+
+
+def unsized() -> Any:
+    """Returns its input, of one element, as a tensor of rank 0."""
+    import torch
+
+    class Unsized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(())
+
+    return Unsized().eval()
 
 
 def traced(module: Any, *samples: Any) -> Any:
@@ -65,6 +77,8 @@ class TorchScriptEngine(Engine):
     platform = "pytorch_libtorch"
     datatypes = (*TORCH_TYPES, "BYTES")
     allocates = True
+    scalars = ("FP32", "BOOL")
+    completes = False
 
     def write(self, version: Path, level: float) -> None:
         import torch
@@ -88,6 +102,13 @@ class TorchScriptEngine(Engine):
             warnings.simplefilter("ignore", DeprecationWarning)
             module = torch.jit.script(SameText() if datatype == "BYTES" else Same())
             torch.jit.save(module, version / self.file)
+
+    def write_scalar(self, version: Path, datatype: str) -> None:
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(torch.jit.script(unsized()), version / self.file)
 
     def write_allocating(self, version: Path) -> None:
         import torch
@@ -117,6 +138,8 @@ class ExportedEngine(Engine):
     file = "model.pt2"
     platform = "torch_aoti"
     outputs: ClassVar[Mapping[str, tuple[int, ...]]] = {"OUTPUT__0": (WIDTH,)}
+    identity_names = ("x", "OUTPUT__0")
+    scalars = ("FP32", "BOOL")
 
     def write(self, version: Path, level: float) -> None:
         import torch
@@ -124,6 +147,14 @@ class ExportedEngine(Engine):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.export.save(exported(affine(level), (torch.zeros(2, WIDTH),)), version / self.file)
+
+    def write_scalar(self, version: Path, datatype: str) -> None:
+        import torch
+
+        sample = torch.zeros((), dtype=torch_dtypes(torch)[datatype])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(exported(unsized(), (sample,), dynamic_shapes=None), version / self.file)
 
     def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import torch
@@ -143,18 +174,31 @@ class InductorEngine(Engine):
     platform = "torch_aoti"
     input = "INPUT__0"
     outputs: ClassVar[Mapping[str, tuple[int, ...]]] = {"RESULT": (WIDTH,)}
+    identity_names = ("INPUT__0", "RESULT")
+    scalars = ("FP32",)
+    completes = False
     slow = True
 
     def write(self, version: Path, level: float) -> None:
         import torch
 
-        source = f"{torch.__version__} {Path(__file__).read_text()} {level}"
+        self._write(version, str(level), affine(level), torch.zeros(2, WIDTH))
+
+    def write_scalar(self, version: Path, datatype: str) -> None:
+        import torch
+
+        self._write(version, datatype, unsized(), torch.zeros(()), dynamic_shapes=None)
+
+    def _write(self, version: Path, key: str, module: Any, sample: Any, **options: Any) -> None:
+        import torch
+
+        source = f"{torch.__version__} {Path(__file__).read_text()} {key}"
         kept = Path(tempfile.gettempdir(), f"conch_aoti_{hashlib.sha256(source.encode()).hexdigest()}.pt2")
         if not kept.exists():
             with suppress(ImportError):
                 # Its thread, for bars of long compilations, would never end.
                 importlib.import_module("tqdm").tqdm.monitor_interval = 0
-            program = exported(affine(level), (torch.zeros(2, WIDTH),))
+            program = exported(module, (sample,), **options)
             made = version / "made.pt2"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
