@@ -605,6 +605,8 @@ class RolloutLoop:
         progress, rollout = found.plan.progress, found.plan.declaration.rollout
         if waiting := found.plan.waiting:
             return f"stable gets the requests of {_versions_text(waiting)}, which can't serve"
+        if found.plan.held_out and not isinstance(found.plan, ManagedPlan):
+            return f"the rollout {found.plan.held_out}"
         if progress.state is not State.STEP or rollout is None or len(found.looks) < 2 or not progress.weight:
             return ""
         (first, early), (last, late) = found.looks[0], found.looks[-1]
