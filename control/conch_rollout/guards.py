@@ -4,6 +4,11 @@ A limit is part of the null hypothesis: a guard fails if so many bad requests ar
 candidate were as bad as its limit allows. So looks every few seconds, over hours, hardly ever fail a
 candidate within its limits, where a test against "no difference" does after a while.
 
+A passing verdict needs many requests, a failing one need not: `judge_early` is a sequential test, which may
+look after each request. Its p is the inverse of an e-process: the likelihood of all that was counted, mixed
+over all shares (Beta(1/2, 1/2) for each side), over its greatest likelihood within the limit. For requests
+that fail independently the chance that it ever falls below `SURE` is less than `SURE` (Ville's inequality).
+
 Tails of the binomial distribution are exact for any number of requests; a sum of few terms suffices, as they
 fall at least geometrically from the mean.
 """
@@ -21,7 +26,7 @@ from conch_rollout.rollout_file import WHOLE, Guard, duration, percent
 IMPROBABLE = 0.01
 """A guard fails below this probability."""
 SURE = 1e-6
-"""A failing verdict below this probability aborts without a second one."""
+"""A failing verdict below this probability aborts without a second one, and with fewer requests."""
 
 _P99 = 0.01  # share of requests above the p99
 _S = 1_000_000_000
@@ -62,6 +67,9 @@ def judge(guard: Guard, step: Window, recent: Window | None = None) -> Verdict:
         step: Counters since the step began.
         recent: Counters of the last minute, which may fail the candidate, but need not be conclusive.
     """
+    early = judge_early(guard, step, recent)
+    if early is not None:
+        return early
     verdicts = list(_verdicts(guard, step))
     if not verdicts:
         return Verdict(Result.PASS, "no guard has a limit: pass")
@@ -76,6 +84,18 @@ def judge(guard: Guard, step: Window, recent: Window | None = None) -> Verdict:
         if found:
             break
     return Verdict(result, "; ".join(each.sentence for each in found), min(each.p for each in found))
+
+
+def judge_early(guard: Guard, step: Window, recent: Window | None = None) -> Verdict | None:
+    """The verdict on a candidate that is surely worse than allowed, from any number of requests; else None.
+
+    The guards on latency take no part: the first requests of a version are slow, all together.
+    """
+    for window, place in ((step, ""), (recent, "in the last minute ")):
+        for p, text in () if window is None else _early(guard, window):
+            sentence = f"{place}{text} (p {_probability(p)} at any look): fail"
+            return Verdict(Result.FAIL, sentence, p)
+    return None
 
 
 def traffic_note(guard: Guard, weight: int, per_second: float, least_ns: int) -> str:
@@ -99,6 +119,51 @@ def traffic_note(guard: Guard, weight: int, per_second: float, least_ns: int) ->
     return (
         f"{share} of {per_second:.3g} requests/s gives {guard.requests} requests in {needed}; the step lasts "
         f"{lasts}"
+    )
+
+
+def evidence(bad: int, total: int, limit: float, stable: tuple[int, int] | None = None) -> float:
+    """Logarithm of the e-process against a share of bad requests within the limit; at least 0.
+
+    Args:
+        bad: The candidate's bad requests.
+        total: All its requests.
+        limit: The greatest allowed share, beyond stable's if that is given.
+        stable: Stable's bad requests and all of them.
+    """
+    stable_bad, stable_total = stable or (0, 0)
+    low = 0.0 if stable is None else stable_bad / stable_total if stable_total else 1.0
+    high = bad / total - limit if total else low
+    if high <= low:
+        return 0.0
+    if stable is None:
+        high = low
+    # Within the limit the likelihood is greatest at it, and concave along it: stable's share is in between.
+    for _ in range(0 if stable is None else 40):
+        share = (low + high) / 2
+        allowed = share + limit
+        slope = _over(stable_bad, share) + _over(bad, allowed)
+        slope -= _over(stable_total - stable_bad, 1 - share) + _over(total - bad, 1 - allowed)
+        low, high = (share, high) if slope > 0 else (low, share)
+    within = _log_likelihood(bad, total, high + limit) + _log_likelihood(stable_bad, stable_total, high)
+    return max(_log_mixture(bad, total) + _log_mixture(stable_bad, stable_total) - within, 0.0)
+
+
+def _over(count: int, share: float) -> float:
+    return count / share if count else 0.0
+
+
+def _log_likelihood(bad: int, total: int, share: float) -> float:
+    if bad and not share:
+        return -math.inf
+    good = total - bad
+    return (bad * math.log(share) if bad else 0.0) + (good * math.log1p(-share) if good else 0.0)
+
+
+def _log_mixture(bad: int, total: int) -> float:
+    """Likelihood averaged over all shares."""
+    return (
+        math.lgamma(bad + 0.5) + math.lgamma(total - bad + 0.5) - math.lgamma(total + 1) - math.log(math.pi)
     )
 
 
@@ -156,11 +221,22 @@ def _verdicts(guard: Guard, window: Window) -> Iterator[Verdict]:
                 f"{window.compared:,} of {needed:,} shadow pairs compared: inconclusive",
             )
         else:
-            yield _verdict(
-                f"mismatches {_share(window.mismatched, window.compared)} of {window.compared:,} pairs",
-                f"limit {_percent(guard.mismatch)}",
-                *(window.mismatched, window.compared, guard.mismatch),
-            )
+            text = _mismatches_text(guard.mismatch, window)
+            yield _verdict(text, window.mismatched, window.compared, guard.mismatch)
+
+
+def _early(guard: Guard, window: Window) -> Iterator[tuple[float, str]]:
+    """Guards that surely fail: the probability, and the figures with the limit."""
+    stable, candidate = window.stable, window.candidate
+    if guard.errors is not None:
+        beside = stable.failures, stable.requests
+        p = math.exp(-evidence(candidate.failures, candidate.requests, guard.errors, beside))
+        if p < SURE:
+            yield p, _errors_text(guard.errors, stable, candidate)
+    if guard.mismatch is not None:
+        p = math.exp(-evidence(window.mismatched, window.compared, guard.mismatch))
+        if p < SURE:
+            yield p, _mismatches_text(guard.mismatch, window)
 
 
 def _few(what: str, candidate: int, stable: int | None, needed: int) -> Verdict | None:
@@ -174,12 +250,20 @@ def _few(what: str, candidate: int, stable: int | None, needed: int) -> Verdict 
 
 def _errors(limit: float, stable: Counts, candidate: Counts) -> Verdict:
     allowed = stable.failures / stable.requests + limit
-    return _verdict(
+    text = _errors_text(limit, stable, candidate)
+    return _verdict(text, candidate.failures, candidate.requests, allowed)
+
+
+def _errors_text(limit: float, stable: Counts, candidate: Counts) -> str:
+    return (
         f"errors {_share(candidate.failures, candidate.requests)} of {candidate.requests:,} against "
-        f"{_share(stable.failures, stable.requests)} of {stable.requests:,}",
-        f"limit {_percent(limit)} more",
-        *(candidate.failures, candidate.requests, allowed),
+        f"{_share(stable.failures, stable.requests)} of {stable.requests:,}, limit {_percent(limit)} more"
     )
+
+
+def _mismatches_text(limit: float, window: Window) -> str:
+    share = _share(window.mismatched, window.compared)
+    return f"mismatches {share} of {window.compared:,} pairs, limit {_percent(limit)}"
 
 
 def _slower(limit: float, stable: Counts, candidate: Counts) -> Verdict:
@@ -189,7 +273,7 @@ def _slower(limit: float, stable: Counts, candidate: Counts) -> Verdict:
     part = (sum(stable.latencies) * _P99 - sum(stable.latencies[edge + 1 :])) / stable.latencies[edge]
     above = int(sum(candidate.latencies[edge + 1 :]) + part * sum(candidate.latencies[edge : edge + 1]))
     return _verdict(
-        f"slower than stable's p99, at most {_milliseconds(edge)}, {_share(above, total)} of {total:,}",
+        f"slower than stable's p99, at most {_milliseconds(edge)}, {_share(above, total)} of {total:,}, "
         f"limit {_percent(limit)}",
         *(above, total, limit),
     )
@@ -201,18 +285,18 @@ def _absolute(limit_ms: float, candidate: Counts) -> Verdict:
     edge = (math.ceil(limit_ms * 1e6) - 1).bit_length()
     above = sum(candidate.latencies[edge + 1 :])
     return _verdict(
-        f"slower than {_milliseconds(edge)} {_share(above, total)} of {total:,}",
+        f"slower than {_milliseconds(edge)} {_share(above, total)} of {total:,}, "
         f"limit 1 % for a p99 of {limit_ms:g} ms",
         *(above, total, _P99),
     )
 
 
-def _verdict(figures: str, limit: str, bad: int, total: int, allowed: float) -> Verdict:
+def _verdict(text: str, bad: int, total: int, allowed: float) -> Verdict:
     if bad <= total * allowed:  # as bad as allowed, at most
-        return Verdict(Result.PASS, f"{figures}, {limit}: pass")
+        return Verdict(Result.PASS, f"{text}: pass")
     p = tail(bad, total, allowed)
     result = Result.FAIL if p < IMPROBABLE else Result.PASS
-    return Verdict(result, f"{figures}, {limit} (p {_probability(p)}): {result.value}", p)
+    return Verdict(result, f"{text} (p {_probability(p)}): {result.value}", p)
 
 
 def _edge(latencies: Sequence[int]) -> int:

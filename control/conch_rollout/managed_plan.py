@@ -54,14 +54,13 @@ class ManagedPlan(RolloutPlan):
     def released(self, next_number: Callable[[str, int], int]) -> RolloutPlan:
         """The server's own plan again, without a declaration; what is held out stays so.
 
-        Digests are the server's own. As the table `[rollout]` counts as known, a server that has the same one
-        frees no version that a call has refused.
+        Digests are the server's own.
         """
         given = self.given
         refused = tuple(
             replace(each, digest=self._state_of(each.version).files or each.digest) for each in given.refused
         )
-        progress = Progress(number=given.number, refused=refused, declared=given.declared if refused else "")
+        progress = Progress(number=given.number, refused=refused)
         made = RolloutPlan(self.model, Declaration(), progress, next_number=next_number)
         made.since = self.since
         made._take_published(self)

@@ -2,7 +2,8 @@
 
 One thread, `conch-rollout`, owns all plans; it exists only while a model has a declaration. Other threads
 hand it commands and wait for the result. It wakes for commands, for events of versions, for what a plan waits
-for, and every `LOOK_NS`, or a quarter of the shortest step, to look at counters.
+for, and every `LOOK_NS`, or a quarter of the shortest step, to look at counters; in between every
+`LEAST_LOOK_NS`, for candidates that are so bad that few requests show it.
 
 An action that fails is tried again, with all after it, so their order holds.
 """
@@ -22,7 +23,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
 from conch_control.events import EventLog
 from conch_control.managed_rollouts import Counts
-from conch_rollout.guards import Verdict, Window, judge, traffic_note
+from conch_rollout.guards import Verdict, Window, judge, judge_early, traffic_note
 from conch_rollout.managed_plan import ManagedPlan
 from conch_rollout.rollout_file import Declaration, Rollout
 from conch_rollout.rollout_plan import RolloutPlan
@@ -336,11 +337,12 @@ class RolloutLoop:
             try:
                 if look or model in changed:
                     self._see(model, found)
-                if look:
-                    self._look(model, found)
+                self._look(model, found, look)
                 found.pending += found.plan.tick(self._clock())
                 self._carry_out(model, found)
                 wakes += [at for at in (found.plan.wake_at(now),) if at is not None]
+                if _looks_early(found.plan):
+                    wakes.append(now + LEAST_LOOK_NS)
             except Exception:  # boundary: the top of the thread; other models go on
                 log.exception("the rollout of '%s' has failed; it goes on soon", model)
                 wakes.append(now + _RETRY_NS)
@@ -544,11 +546,12 @@ class RolloutLoop:
         except OSError as error:
             log.error("the progress of '%s' can't be saved: %s; a restart goes back", model, error.strerror)
 
-    def _look(self, model: str, found: _Model) -> None:
-        """Judges the counters of the current window."""
+    def _look(self, model: str, found: _Model, whole: bool) -> None:
+        """Judges the counters of the current window; without `whole`, only a candidate that is surely bad."""
         plan = found.plan
         progress = plan.progress
-        if progress.state not in _WATCHED or plan.window != found.window:
+        watched = progress.state in _WATCHED if whole else _looks_early(plan)
+        if not watched or plan.window != found.window:
             return
         now, counters = self._clock(), self._read(model, progress)
         step = _since(counters, found.begun)
@@ -560,7 +563,8 @@ class RolloutLoop:
         while len(looks) > 1 and looks[1][0] <= now - _RECENT_NS:
             looks.popleft()
         recent = _since(counters, looks[0][1]) if looks and looks[0][0] <= now - _RECENT_NS else None
-        looks.append((now, counters))
+        if whole:
+            looks.append((now, counters))
         if progress.state is State.BAKING:
             reference = found.reference[1] if found.reference[0] == progress.number else Counts()
             step = replace(step, stable=reference)
@@ -568,8 +572,10 @@ class RolloutLoop:
         else:
             found.reference = progress.number, step.stable
         guard = (plan.declaration.rollout or Rollout()).guard
-        found.pending += plan.take_verdict(judge(guard, step, recent), plan.window, now)
-        self._carry_out(model, found)
+        verdict = (judge if whole else judge_early)(guard, step, recent)
+        if verdict is not None:
+            found.pending += plan.take_verdict(verdict, plan.window, now)
+            self._carry_out(model, found)
 
     def _read(self, model: str, progress: Progress) -> Window:
         counters = self._counters
@@ -605,12 +611,20 @@ class RolloutLoop:
         progress, rollout = found.plan.progress, found.plan.declaration.rollout
         if waiting := found.plan.waiting:
             return f"stable gets the requests of {_versions_text(waiting)}, which can't serve"
+        if found.plan.held_out and not isinstance(found.plan, ManagedPlan):
+            return f"the rollout {found.plan.held_out}"
         if progress.state is not State.STEP or rollout is None or len(found.looks) < 2 or not progress.weight:
             return ""
         (first, early), (last, late) = found.looks[0], found.looks[-1]
         passed = _since(late, early)
         per_second = (passed.stable.requests + passed.candidate.requests) * _S / (last - first)
         return traffic_note(rollout.guard, progress.weight, per_second, rollout.steps[progress.step].least_ns)
+
+
+def _looks_early(plan: RolloutPlan) -> bool:
+    """True if few requests may show that the version under test is bad."""
+    guard = (plan.declaration.rollout or Rollout()).guard
+    return plan.progress.state in _WATCHED and not (guard.errors is None and guard.mismatch is None)
 
 
 def _since(late: Window, early: Window) -> Window:

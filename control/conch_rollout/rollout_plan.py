@@ -25,9 +25,9 @@ each with its time. The output is actions, to be carried out in their order. Sta
 | ABORTING     | the candidate serves no longer                           | ABORTED, candidate refused     |
 
 Resting are IDLE, FAILED, ABORTED and DONE; live are LOADING, STEP and PAUSED. A refused version is no
-candidate, and is not loaded for the version policy either, until its files change; what a call refused also
-until another rollout is declared. Without a ready stable version there is no route, and an empty version
-means the newest ready one.
+candidate, and is not loaded for the version policy either, until its files change or `start` names it with
+'again'; a declaration that makes it stable or part of a split waits for that, too. Without a ready stable
+version there is no route, and an empty version means the newest ready one.
 
 Promotion is one step: save, publish, move the label, release. An abort publishes first. After a restart a
 step begins again at its weight once its versions serve.
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -144,14 +144,20 @@ class RolloutPlan:
         """Processes another declaration, from the file or by a call.
 
         Raises:
-            FailedPreconditionError: A call may not change what a file declares.
+            FailedPreconditionError: A call may not change what a file declares, or make a refused version
+                stable.
         """
         if by_call:
             self._refuse_calls()
+            if declaration.stable not in (None, self.declaration.stable):
+                self._admit([declaration.stable], False)
         self.from_file = not by_call and declaration != Declaration()
-        self.declaration = declaration
+        changed, self.declaration = declaration != self.declaration, declaration
         self._follow_declaration()
-        return self._act(now)
+        actions = self._act(now)
+        if changed and self.held_out:
+            self._add_note(f"the rollout of '{self.model}' {self.held_out}", logging.WARNING)
+        return actions
 
     def start_by_call(
         self, declaration: Declaration, now: int, again: bool = False, begun: bool = False
@@ -161,12 +167,12 @@ class RolloutPlan:
         Args:
             declaration: The declaration.
             now: The time.
-            again: Also start with a refused candidate.
+            again: Also start with refused versions.
             begun: Also take the place of one that runs.
 
         Raises:
-            FailedPreconditionError: One runs, a file declares it, the candidate is missing or refused, or a
-                version of the split is missing.
+            FailedPreconditionError: One runs, a file declares it, or the candidate or a version of the split
+                is missing or refused.
         """
         self._refuse_calls()
         before = self.declaration, self.progress
@@ -177,6 +183,7 @@ class RolloutPlan:
         for version, _ in split:
             if not self._state_of(version).exists:
                 self._fail(f"can't split: version {version} is not in the repository")
+        self._admit([version for version, _ in split], again)
         self.declaration = declaration
         self._follow_declaration()
         self._follow_stable()
@@ -271,22 +278,25 @@ class RolloutPlan:
     # --- calls
 
     def _start(self, again: bool) -> None:
-        progress = self.progress
-        if progress.state not in RESTING:
+        if self.progress.state not in RESTING:
             self._fail_begun()
+        awaited = self._awaited
+        if awaited:
+            self._admit(awaited, again)
+            return
         rollout = self.declaration.rollout
         if rollout is None:
             self._fail("is not declared; give a candidate and steps")
-        candidate = self._named_candidate(rollout)
-        if candidate is None:
+        if self._named_candidate(rollout) is None:
             self._fail(f"has no candidate: {self._missing(rollout)}")
-        if progress.refusal(candidate) is not None:
-            if not again:
-                reason = f": {progress.reason}" if progress.reason else ""
-                self._fail(
-                    f"holds version {candidate} out{reason}; change its files, or start it with 'again'"
-                )
-            self._allow(candidate)
+
+    def _admit(self, versions: Sequence[int], again: bool) -> None:
+        """Ends refusals. Raises FailedPreconditionError: without `again`, a version is refused."""
+        for version in versions:
+            if self.progress.refusal(version) is not None:
+                if not again:
+                    self._fail(self._refused_text(version))
+                self._allow(version)
 
     def _stop_by_call(self, reason: str, now: int) -> None:
         progress = self.progress
@@ -303,6 +313,7 @@ class RolloutPlan:
             self._fail(f"is {progress.state.value}; abort it instead")
         if progress.previous is None or not self._state_of(progress.previous).exists:
             self._fail("has no previous version to go back to")
+        self._admit([progress.previous], False)
         if progress.state is State.BAKING:
             self._abort("rolled back by a call", now, called=True)
         elif progress.state in RESTING:
@@ -378,9 +389,7 @@ class RolloutPlan:
         ):
             return
         if digest != progress.declared:
-            # Without a rollout all stay held out: the end of one puts nothing into service.
-            refused = tuple(each for each in progress.refused if rollout is None or not each.by_call)
-            self.progress = replace(progress, declared=digest, refused=refused)
+            self.progress = replace(progress, declared=digest)
             self._redeclared = True
         changed = "the declaration has changed"
         if progress.state is State.SPLIT and rollout is not None and _same_versions(progress, rollout):
@@ -392,7 +401,9 @@ class RolloutPlan:
             if other_stable:
                 self._enter(State.DONE, changed)
         elif progress.state in RESTING:
-            if digest != progress.declared:
+            # What is held out stays so, with its reason: no declaration puts it into service.
+            stays = progress.candidate is not None and progress.refusal(progress.candidate) is not None
+            if digest != progress.declared and (rollout is None or not stays):
                 self._enter_resting("")
         elif progress.state is not State.ABORTING:
             self._enter_resting(changed)
@@ -438,11 +449,10 @@ class RolloutPlan:
             self.progress = replace(progress, stable=stable, declared_stable=None)
         elif label != progress.declared_stable and progress.state in RESTING:
             moves = progress.stable not in (None, label)
-            if moves and not self._state_of(label).serves:
+            if progress.refusal(label) is not None or (moves and not self._state_of(label).serves):
                 return  # the label moves once the version is ready
-            self._allow(label)
             previous = progress.stable if moves else progress.previous
-            self.progress = replace(self.progress, stable=label, previous=previous, declared_stable=label)
+            self.progress = replace(progress, stable=label, previous=previous, declared_stable=label)
             if moves:
                 self._add_note(f"the label {STABLE} of '{self.model}' is version {label} now")
 
@@ -515,6 +525,8 @@ class RolloutPlan:
         if rollout is None:
             return
         if rollout.split:
+            if self._awaited:
+                return
             (stable, _), (other, weight), *_ = rollout.split
             number = self.next_number(rollout.group, self.progress.number)
             self.progress = replace(
@@ -543,6 +555,30 @@ class RolloutPlan:
             return newest if newest > stable else None
         version = rollout.candidate
         return version if isinstance(version, int) and version in present and version != stable else None
+
+    @property
+    def _awaited(self) -> list[int]:
+        """Refused versions that the declaration would bring back to clients."""
+        stable, rollout = self.declaration.stable, self.declaration.rollout
+        versions: list[int | None] = []
+        if stable is not None and self._label_waits:
+            versions = [stable]
+        elif rollout is not None and rollout.split:
+            versions = [version for version, _ in rollout.split]
+        elif rollout is not None:
+            versions = [self._named_candidate(rollout)]
+        return [each for each in versions if each is not None and self.progress.refusal(each) is not None]
+
+    @property
+    def held_out(self) -> str:
+        """Sentence on a version that a resting rollout is not begun with; empty if there is none."""
+        awaited = self._awaited if self.progress.state in RESTING else []
+        return self._refused_text(awaited[0]) if awaited else ""
+
+    def _refused_text(self, version: int) -> str:
+        progress = self.progress
+        reason = f": {progress.reason}" if progress.reason and progress.candidate == version else ""
+        return f"holds version {version} out{reason}; change its files, or start it with 'again'"
 
     def _candidate(self) -> int | None:
         """The version to test now; None for none."""
@@ -592,10 +628,10 @@ class RolloutPlan:
         sight = self._state_of(candidate)
         if sight.serves != progress.digest:
             if self._failed(candidate):
-                self._refuse(candidate, False)
+                self._refuse(candidate)
                 self._enter(State.FAILED, sight.failure)
         elif sight.differences:
-            self._refuse(candidate, False)
+            self._refuse(candidate)
             self._enter(State.FAILED, f"its interface differs: {'; '.join(sight.differences)}")
         elif sight.differences is not None and self._stable_ready:
             self._enter_step(0, "", now)
@@ -653,7 +689,7 @@ class RolloutPlan:
             why = "it is gone" if back is None else self._state_of(back).failure
             self._enter(State.DONE, f"can't go back to the previous version: {why}")
         elif self._state_of(back).serves and left is not None:
-            self._refuse(left, progress.called)
+            self._refuse(left)
             self._urgent = True
             files = self._state_of(left).files
             self.progress = replace(
@@ -712,7 +748,7 @@ class RolloutPlan:
             return
         self._urgent = True
         if progress.candidate is not None:
-            self._refuse(progress.candidate, called)
+            self._refuse(progress.candidate)
         self.progress = replace(self.progress, weight=0, shadow=0)
         self._enter(State.ABORTING, reason, called)
 
@@ -723,10 +759,10 @@ class RolloutPlan:
         self._enter(State.ROLLING_BACK, reason, called)
         self._begin_window(now)
 
-    def _refuse(self, version: int, by_call: bool) -> None:
+    def _refuse(self, version: int) -> None:
         self._allow(version)
         digest = self._state_of(version).files or self.progress.digest
-        refused = (*self.progress.refused, Refusal(version, digest, by_call))
+        refused = (*self.progress.refused, Refusal(version, digest))
         self.progress = replace(self.progress, refused=refused[-_MOST_REFUSED:])
 
     def _allow(self, version: int) -> None:
@@ -836,7 +872,8 @@ class RolloutPlan:
         held = set(self._labelled)
         for version in (progress.stable, self.declaration.stable):
             # A label that has not been followed yet waits for its version.
-            if version is not None and (version == progress.stable or version != progress.declared_stable):
+            waits = version != progress.declared_stable and version not in self._awaited
+            if version is not None and (version == progress.stable or waits):
                 held.add(version)
         out = {each.version for each in progress.refused}
         beside: set[int] = set()

@@ -76,15 +76,10 @@ class VersionSight:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A version that is held out until the digest of its files changes.
-
-    Attributes:
-        by_call: An operator refused it, so that another declared rollout ends the refusal, too.
-    """
+    """A version that is held out until the digest of its files changes."""
 
     version: int
     digest: str
-    by_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
     if not saved.progress.places:  # a release without them reads the file, too
         del progress["places"]
     progress["refused"] = [
-        {"version": each.version, "digest": each.digest, "by_call": each.by_call}
+        {"version": each.version, "digest": each.digest, "by_call": False}  # a former release needs it
         for each in saved.progress.refused
     ]
     content: dict[str, Any] = {"format": FORMAT, "model": model, "progress": progress}
@@ -183,8 +183,8 @@ def _progress(fields: dict[str, Any]) -> Progress:
             raise ValueError(f"progress.{key}: is {fields[key]}, above {WHOLE}")
     state = _state(fields["state"], "progress.state")
     for refusal in fields["refused"]:
-        _check_fields("progress.refused.", refusal, {"version": int, "digest": str, "by_call": bool})
-    refused = tuple(Refusal(**each) for each in fields["refused"])
+        _check_fields("progress.refused.", refusal, {"version": int, "digest": str}, {"by_call": bool})
+    refused = tuple(Refusal(each["version"], each["digest"]) for each in fields["refused"])
     return Progress(**{**fields, "state": state, "refused": refused, "places": places})
 
 

@@ -114,7 +114,7 @@ def make_parser() -> CommandParser:
     )
     made.add_argument("--override", choices=("any", "none"), help="whether conch-version chooses a version")
     made.add_argument("--file", type=Path, metavar="FILE", help="declaration, as in rollout.toml, or as JSON")
-    made.add_argument("--again", action="store_true", help="also with a candidate that is held out")
+    made.add_argument("--again", action="store_true", help="also with versions that are held out")
     made.add_argument("--wait", action="store_true", help="until it is promoted, aborted or paused")
     made = command("status", _status, "Shows rollouts, with counters and verdict.", model=False)
     made.add_argument("model", nargs="?", help="only this model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -115,8 +116,7 @@ class _Delay(Field):
         return config.dynamic_batching.max_queue_delay_microseconds
 
     def apply(self, config: ModelConfig, value: Any) -> None:
-        if config.HasField("dynamic_batching"):
-            config.dynamic_batching.max_queue_delay_microseconds = value
+        config.dynamic_batching.max_queue_delay_microseconds = value
 
     def effective(self, value: Any, others: Mapping[str, Any]) -> Any:
         return value if others["batch"] else 0
@@ -138,9 +138,8 @@ class _Preferred(Field):
         return _sizes_text(config.dynamic_batching.preferred_batch_size)
 
     def apply(self, config: ModelConfig, value: Any) -> None:
-        if config.HasField("dynamic_batching"):
-            kept = [size for size in _sizes(value) if size <= config.max_batch_size]
-            config.dynamic_batching.preferred_batch_size[:] = kept
+        most = config.max_batch_size or math.inf  # 0: the server completes it
+        config.dynamic_batching.preferred_batch_size[:] = [size for size in _sizes(value) if size <= most]
 
     def parse(self, text: str) -> Any:
         if text != NO_SIZES and not all(size.isdecimal() and int(size) for size in text.split("/")):

@@ -100,11 +100,15 @@ def make_space(
 
 
 def apply_variant(config: ModelConfig, variant: Mapping[str, Any]) -> ModelConfig:
-    """A config with other values; the rest stays as it is written."""
+    """A config with other values; the rest stays as it is written.
+
+    A batcher whose fields have other values is written, too: the server may have completed it.
+    """
     made = ModelConfig()
     made.CopyFrom(config)
     for field in FIELDS:
-        if field.name in variant:
+        without = field.name in _OF_THE_BATCHER and variant.get("batch") == 0
+        if field.name in variant and not without:
             field.apply(made, variant[field.name])
     return made
 

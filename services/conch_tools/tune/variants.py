@@ -52,14 +52,13 @@ def variant_text(text: str, changes: Mapping[str, Any]) -> Changed:
 
 
 def digest_of(model: Path) -> str:
-    """Changes with the config, and with the size or time of any other file of a model."""
+    """Digest of a model's files: a copy has the same."""
     found = hashlib.sha256()
     for path in sorted(model.rglob("*")):
-        if path.name == CONFIG:
-            found.update(path.read_bytes())
-        elif path.is_file() and "__pycache__" not in path.parts:
-            status = path.stat()
-            found.update(f"{path.relative_to(model)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        if path.is_file() and "__pycache__" not in path.parts:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            found.update(f"{path.relative_to(model)} {content}\n".encode())
     return found.hexdigest()
 
 

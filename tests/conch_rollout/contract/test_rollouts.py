@@ -107,9 +107,16 @@ def make_site(repository: Path) -> Iterator[Any]:
         server.__exit__(None, None, None)
 
 
-def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, repository: Path) -> None:
+def test_a_new_version_becomes_the_candidate_of_rollout_toml(
+    make_site: Any, repository: Path, tmp_path: Path
+) -> None:
     (repository / "m" / "rollout.toml").write_text(DECLARED)
-    site: Site = make_site("--model-control-mode=poll", "--repository-poll-secs=0.2")
+    flags = (
+        "--model-control-mode=poll",
+        "--repository-poll-secs=0.2",
+        f"--state-directory={tmp_path / 'state'}",
+    )
+    site: Site = make_site(*flags)
     assert site.shares(20) == {1: 1.0}
     write_version(repository, 2)
     report = site.wait("STEP")
@@ -135,6 +142,23 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     assert site.control.update_rollout("m", "rollback").state in ("ROLLING_BACK", "ABORTING", "ABORTED")
     report = site.wait("ABORTED")
     assert (report.stable, report.refused, site.shares(20)) == (1, (2,), {1: 1.0})
+    # A change of the file brings nothing back that is held out, and neither does a restart.
+    (repository / "m" / "rollout.toml").write_text(DECLARED.replace("20%", "60%"))
+    held = (
+        "the rollout holds version 2 out: rolled back by a call; change its files, or start it with 'again'"
+    )
+    eventually(lambda: site.control.rollout("m").steps[0] == "60% 1h", "the change is seen")
+    for each in (site, make_site(*flags)):
+        report = each.wait("ABORTED")
+        assert (report.steps[0], report.refused, report.note, each.shares(20)) == (
+            "60% 1h",
+            (2,),
+            held,
+            {1: 1.0},
+        )
+        assert each.command("start", "m") == 1
+    site.control.start_rollout("m", {}, again=True)
+    assert site.wait("STEP").weight == 60.0
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])

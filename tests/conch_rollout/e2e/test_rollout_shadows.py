@@ -92,14 +92,14 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
             add(2, 5)
             client.load_model("m")
             eventually(lambda: states().get("2") == "READY", "the candidate loads")
-            eventually(lambda: counted("conch_shadow_mismatches_total", "2") >= 20, "pairs differ")
+            eventually(lambda: counted("conch_shadow_mismatches_total", "2") >= 4, "pairs differ")
             assert len(list(captured.iterdir())) <= 32
             eventually(lambda: rollout()["state"] == "ABORTED", "the rollout is aborted", 60)
             assert set(answers) == {("1", 1.0)}
             assert states()["2"] == "UNAVAILABLE"
             report = rollout()["shadow_report"]
             assert (report["version"], report["active"], report["failures"]) == (2, False, 0)
-            assert report["mismatches"] == report["compared"] >= 20
+            assert report["mismatches"] == report["compared"] >= 4, "so many need no 20"
             assert report["worst"][0]["outputs"][0] == {
                 **{"output": "OUT", "difference": "values", "max_abs": 4.0},
                 **{"within": 0.0, "cosine": pytest.approx(1.0)},

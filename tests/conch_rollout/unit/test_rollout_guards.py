@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +13,17 @@ from numpy.typing import NDArray
 
 from conch.core.latencies import PLACES, Latencies
 from conch_control.managed_rollouts import Counts
-from conch_rollout.guards import IMPROBABLE, SURE, Result, Window, judge, tail, traffic_note
+from conch_rollout.guards import (
+    IMPROBABLE,
+    SURE,
+    Result,
+    Window,
+    evidence,
+    judge,
+    judge_early,
+    tail,
+    traffic_note,
+)
 from conch_rollout.rollout_file import Guard
 
 MINUTE = 60_000_000_000
@@ -108,6 +119,85 @@ def test_bursts_of_errors_on_both_sides_are_no_reason() -> None:
     assert aborted_after(3, 100, BASE, bursts=True).count(math.inf) >= 99
 
 
+def looks(seed: int, weight: float, shares: tuple[float, float], most: int) -> Iterator[Window]:
+    """The counters after each request of both sides, until the candidate has got `most`, about.
+
+    Args:
+        seed: Seed of the run.
+        weight: The candidate's share of the requests.
+        shares: Failures of stable and candidate.
+        most: Requests of the candidate.
+    """
+    rng = np.random.default_rng(seed)
+    sides = rng.random(round(most / weight)) < weight
+    bad = rng.random(sides.size) < np.where(sides, shares[1], shares[0])
+    counts = [Counts(), Counts()]
+    for side, fails in zip(sides.tolist(), bad.tolist(), strict=True):
+        counts[side] = Counts(counts[side].requests + 1, counts[side].failures + fails)
+        yield Window(counts[0], counts[1])
+
+
+@pytest.mark.parametrize(
+    ("share", "weight", "median", "most"),
+    [(1.0, 0.01, 6, 8), (1.0, 0.05, 8, 10), (1.0, 0.5, 16, 25), (0.5, 0.05, 16, 30), (0.2, 0.05, 70, 140)],
+)
+def test_very_bad_candidates_end_within_tens_of_requests(
+    share: float, weight: float, median: int, most: int
+) -> None:
+    found = []
+    for seed in range(30):
+        for window in looks(seed, weight, (BASE, share), 300):
+            verdict = judge_early(ERRORS, window)
+            if verdict is not None:
+                break
+        assert verdict is not None
+        assert (verdict.result, verdict.p < SURE) == (Result.FAIL, True), "it aborts alone"
+        found.append(window.candidate.requests)
+    assert np.median(found) <= median
+    assert max(found) <= most
+
+
+@pytest.mark.parametrize(
+    ("base", "worse", "limit", "weight"),
+    [(0.002, 0.0, 0.01, 0.2), (0.002, 0.01, 0.01, 0.5), (0.05, 0.0, 0.0, 0.5), (0.5, 0.0, 0.0, 0.5)],
+)
+def test_looks_after_each_request_find_as_few_candidates_within_the_limit_bad_as_promised(
+    base: float, worse: float, limit: float, weight: float
+) -> None:
+    least = []
+    for seed in range(300):
+        found = 0.0
+        for each in looks(seed, weight, (base, base + worse), 100):
+            beside = each.stable.failures, each.stable.requests
+            found = max(found, evidence(each.candidate.failures, each.candidate.requests, limit, beside))
+        least.append(math.exp(-found))
+    for level in (0.2, 0.05, 0.01, SURE):
+        assert np.mean(np.array(least) < level) <= level
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.floats(0.0, 0.9), st.integers(0, 60), st.integers(0, 60))
+def test_no_shares_within_the_limit_are_likelier_than_those_that_evidence_compares_with(
+    total: int, bad: int, limit: float, stable_total: int, stable_bad: int
+) -> None:
+    bad, stable_bad = min(bad, total), min(stable_bad, stable_total)
+
+    def likelihood(bad: int, total: int, share: NDArray[np.float64]) -> NDArray[np.float64]:
+        return share**bad * (1 - share) ** (total - bad)
+
+    grid = np.linspace(0, 1, 20_001)
+    grid = (grid[1:] + grid[:-1]) / 2
+    mixed = 1.0
+    for each, every in ((bad, total), (stable_bad, stable_total)):
+        mixed *= math.gamma(each + 0.5) * math.gamma(every - each + 0.5) / math.gamma(every + 1) / math.pi
+    stable = grid * (1 - limit)
+    within = likelihood(stable_bad, stable_total, stable) * likelihood(bad, total, stable + limit)
+    found = evidence(bad, total, limit, (stable_bad, stable_total))
+    if found:
+        assert found == pytest.approx(math.log(mixed / within.max()), rel=1e-3, abs=1e-3)
+    elif bad > total * limit + total * (stable_bad / stable_total if stable_total else 1.0):
+        assert mixed <= within.max() * 1.001
+
+
 def test_slower_candidates_fail_and_equal_ones_do_not() -> None:
     rng = np.random.default_rng(4)
     guard = Guard(slower=0.05)
@@ -163,8 +253,13 @@ def test_an_absolute_p99_counts_from_the_next_bucket_on() -> None:
         ),
         (
             ERRORS,
-            window((7905, 16), (199, 90)),
+            window((7905, 16), (199, 5)),
             "199 requests of the candidate and 7,905 of stable, 200 needed: inconclusive",
+        ),
+        (
+            ERRORS,
+            window((2693, 0), (172, 35)),
+            "errors 20.3 % of 172 against 0.0 % of 2,693, limit 1.0 % more (p 4e-30 at any look): fail",
         ),
         (
             Guard(mismatch=0.001),
@@ -174,6 +269,16 @@ def test_an_absolute_p99_counts_from_the_next_bucket_on() -> None:
         (
             Guard(mismatch=0.001),
             Window(Counts(), Counts(), 7, 7),
+            "mismatches 100.0 % of 7 pairs, limit 0.1 % (p 5e-21 at any look): fail",
+        ),
+        (
+            Guard(mismatch=0.0),
+            Window(Counts(), Counts(), 7, 1),
+            "mismatches 14.3 % of 7 pairs, limit 0.0 % (p below 1e-99 at any look): fail",
+        ),
+        (
+            Guard(mismatch=0.001),
+            Window(Counts(), Counts(), 7, 1),
             "7 of 200 shadow pairs compared: inconclusive",
         ),
         (

@@ -533,18 +533,86 @@ def test_models_of_a_group_give_one_key_one_side() -> None:
     assert len(salts) == 1
 
 
-def test_a_changed_declaration_forgets_calls_but_no_verdicts() -> None:
-    other = declared(STEPS.replace("15m", "16m"))
-    for verdict, state in ((None, State.STEP), (SURE, State.ABORTED)):
-        driven = stepping()
-        if verdict is None:
-            driven.call(RolloutCommand.ABORT)
-        else:
-            driven.judge(verdict)
-        driven.do(driven.plan.declare(other, driven.now))
-        driven.look(v8="b")
+OTHERS = {
+    "steps": STEPS.replace('"5% 10m"', '"6% 10m"'),
+    "candidate": STEPS.replace("[rollout]", "[rollout]\ncandidate = 8"),
+    "split": "[labels]\nstable = 7\n[rollout]\nsplit = {7 = 90, 8 = 10}",
+    "stable of a split": "[rollout]\nsplit = {8 = 90, 9 = 10}",
+    "label": STEPS.replace("stable = 7", "stable = 8"),
+    "labels alone": "[labels]\nstable = 8",
+}
+
+
+@pytest.mark.parametrize("how", ["abort", "rollback", "verdict"])
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_what_is_held_out_stays_out_whatever_is_declared(how: str, text: str) -> None:
+    driven = baking() if how == "rollback" else stepping()
+    if how == "verdict":
+        driven.judge(SURE)
+    else:
+        driven.call(RolloutCommand(how))
+    driven.look(v8="b")
+    reason = driven.plan.progress.reason
+    assert driven.state is State.ABORTED and reason
+    driven.do(driven.plan.declare(declared(text), driven.now))
+    driven.plan.notes.clear()
+    for again in (driven, Driven(text, driven.saved, v7="a ready", v8="b")):
+        again.look(v8="b ready")  # whatever loads it
+        assert (again.traffic, again.out) == (Traffic(7), {8})
+        with pytest.raises(FailedPreconditionError) as raised:
+            again.call(RolloutCommand.START)
+        why = f": {reason}" if "[rollout]" in text else ""
+        assert raised.value.message == (
+            f"the rollout of 'm' holds version 8 out{why}; change its files, or start it with 'again'"
+        )
+        assert again.plan.held_out == raised.value.message.removeprefix("the rollout of 'm' ")
+    driven.call(RolloutCommand.START, again=True)
+    assert (driven.plan.held_out, 8 in driven.hold) == ("", True)
+    for _ in range(2):
         driven.look(v8="b ready")
-        assert driven.state is state
+    traffic = driven.traffic
+    assert traffic is not None
+    assert 8 in (traffic.stable, traffic.candidate, *(version for version, _ in traffic.places))
+
+
+def test_the_log_tells_that_a_declaration_waits_for_a_version_that_is_held_out() -> None:
+    driven = stepping()
+    driven.call(RolloutCommand.ABORT)
+    driven.look(v8="b")
+    for text, told in ((OTHERS["steps"], True), (OTHERS["steps"], False), (OTHERS["label"], True)):
+        driven.plan.notes.clear()
+        driven.do(driven.plan.declare(declared(text), driven.now))
+        warnings = [note.text for note in driven.plan.notes if note.level == logging.WARNING]
+        assert warnings == told * [
+            "the rollout of 'm' holds version 8 out: aborted by a call; change its files, or start it with "
+            "'again'"
+        ]
+
+
+def test_calls_bring_nothing_back_that_is_held_out() -> None:
+    driven, back = baking(), '[rollout]\ncandidate = 7\nsteps = ["5% 10m"]'
+    driven.do(driven.plan.declare(declared(back), driven.now))
+    driven.wait(15)
+    assert driven.shares == (8, 7, 500)
+    driven.call(RolloutCommand.ABORT)
+    driven.look(v7="a")
+    with pytest.raises(FailedPreconditionError, match="holds version 7 out: aborted by a call; change its"):
+        driven.call(RolloutCommand.ROLLBACK)
+    driven.plan.from_file = False
+    with pytest.raises(FailedPreconditionError, match="holds version 7 out: aborted by a call; change its"):
+        driven.plan.declare(Declaration({"stable": 7}), driven.now, by_call=True)
+    for text in ("split = {8 = 90, 7 = 10}", "candidate = 7"):
+        declaration = declared(f"[rollout]\n{text}")
+        with pytest.raises(FailedPreconditionError, match="holds version 7 out"):
+            driven.plan.start_by_call(declaration, driven.now)
+        again = Driven(back, driven.saved, v7="a ready", v8="b ready")
+        again.plan.from_file = False
+        again.do(again.plan.start_by_call(declaration, again.now, again=True))
+        assert again.state in (State.SPLIT, State.STEP)
+
+
+def test_a_changed_declaration_begins_again() -> None:
+    other = declared(STEPS.replace("15m", "16m"))
     driven = stepping()
     driven.call(RolloutCommand.PAUSE)
     number = driven.plan.progress.number
@@ -640,6 +708,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.driven = Driven(STEPS, v7="a ready", v8="a ready")
         self.earned = Earned(number=1)
         self.before: Progress = self.driven.plan.progress
+        self.held_out: dict[int, str] = {}
 
     def check(self) -> None:
         """Invariants of the actions of one event."""
@@ -666,6 +735,10 @@ class AnyOrder(RuleBasedStateMachine):
             assert traffic.weight <= max(allowed, self.earned.called), "more than it has earned"
         if progress.state is State.BAKING and self.before.state in LIVE:
             assert len(self.earned.windows) >= len(steps) or self.earned.called == WHOLE
+        self.held_out |= {each.version: each.digest for each in progress.refused}
+        for version, digest in list(self.held_out.items()):
+            if version in driven.versions and driven.versions[version].files not in ("", digest):
+                del self.held_out[version]
         self.before = progress
 
     @rule(version=st.sampled_from(["v7", "v8", "v9"]), state=st.sampled_from(STATES))
@@ -725,6 +798,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.earned.called = weight
         elif call in (RolloutCommand.ADVANCE, RolloutCommand.PROMOTE):
             self.earned.called = WHOLE
+        elif call is RolloutCommand.START and again:
+            self.held_out.clear()
         self.check()
 
     @rule()
@@ -759,6 +834,13 @@ class AnyOrder(RuleBasedStateMachine):
             named += [version for version, _ in traffic.places]
             assert traffic.candidate or traffic.places or (traffic.weight, traffic.salt) == (0, b"")
         assert all(versions[version].serves for version in named)
+
+    @invariant()
+    def what_is_held_out_gets_no_requests(self) -> None:
+        traffic = self.driven.traffic
+        if traffic is not None:
+            named = {traffic.stable, traffic.candidate, *(version for version, _ in traffic.places)}
+            assert not named & self.held_out.keys()
 
     @invariant()
     def an_empty_version_is_ready_while_any_is(self) -> None:

@@ -20,7 +20,7 @@ from conch_rollout.rollout_state import Progress, Refusal, State
 from conch_rollout.state_file import SavedRollout, StateDirectory, file_name
 
 PROGRESS = Progress(
-    State.STEP, 3, 7, 8, "d1", 6, 2, 500, 0, "resumed by a call", True, (Refusal(5, "d0", True),), "d2", 7
+    State.STEP, 3, 7, 8, "d1", 6, 2, 500, 0, "resumed by a call", True, (Refusal(5, "d0"),), "d2", 7
 )
 
 numbers = st.integers(0, 2**63)
@@ -38,7 +38,7 @@ progresses = st.builds(
     shadow=st.integers(0, WHOLE),
     reason=st.text(),
     called=st.booleans(),
-    refused=st.lists(st.builds(Refusal, numbers, digests, st.booleans()), max_size=3).map(tuple),
+    refused=st.lists(st.builds(Refusal, numbers, digests), max_size=3).map(tuple),
     declared=digests,
     declared_stable=st.none() | numbers,
     places=st.just(()) | st.builds(lambda n: ((8, n), (7, WHOLE - n)), st.integers(0, WHOLE)),

@@ -11,6 +11,7 @@ import pytest
 from tests.support.servers import CONCH, eventually
 
 from conch_tools import tune_command
+from conch_tools.tune.trial_server import TrialServer
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -34,6 +35,19 @@ input { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }
 """
 
+COMPLETED = MODEL.replace(
+    "    def execute",
+    """    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]})
+        return config
+
+    def execute""",
+)
+
 
 def measurements(path: Path) -> list[dict[str, object]]:
     if not path.exists():
@@ -51,6 +65,24 @@ def ended(process: int) -> bool:
 
 def children(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_a_batcher_that_the_server_has_completed_takes_another_delay(tmp_path: Path) -> None:
+    model, folder = tmp_path / "repository" / "auto" / "1", tmp_path / "run"
+    model.mkdir(parents=True)
+    folder.mkdir()
+    (model / "model.py").write_text(COMPLETED)
+    server = TrialServer(tmp_path / "repository", "auto", folder, (), (), with_metrics=False)
+    try:
+        delays = []
+        for changes in ({}, {"delay_us": 500}):
+            server.load(changes)
+            config = server.config()
+            assert (config.max_batch_size, config.HasField("dynamic_batching")) == (8, True)
+            delays.append(config.dynamic_batching.max_queue_delay_microseconds)
+        assert delays == [0, 500]
+    finally:
+        server.close()
 
 
 def test_finds_the_batcher_after_a_kill_and_applies_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from google.protobuf import text_format
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import parse_padding
-from conch.protocol.model_config_pb2 import ModelConfig
+from conch.protocol.model_config_pb2 import ModelConfig, ModelDynamicBatching
 from conch_control.config.parse import parse_config
 from conch_tools import tune_command
 from conch_tools.tune.apply import NotAppliedError, apply_winner
@@ -23,7 +24,7 @@ from conch_tools.tune.space import apply_variant, make_space
 from conch_tools.tune.tune_file import FormatError, TuneFile
 from conch_tools.tune.tune_report import front
 from conch_tools.tune.tuner import gpu_numbers
-from conch_tools.tune.variants import digest_of
+from conch_tools.tune.variants import digest_of, variant_text
 
 MODEL = 'backend: "python" max_batch_size: 8 dynamic_batching { preferred_batch_size: 6 }'
 THROUGHPUT = Objectives.parse(["throughput"])
@@ -165,6 +166,22 @@ def test_variants_with_one_effect_are_one() -> None:
     assert 0 not in make_space(config, {}, batcher_can_go=False).values["batch"]
 
 
+@pytest.mark.parametrize("text", ["", 'backend: "python"\nmax_batch_size: 8\n'])
+def test_a_batcher_that_the_server_has_completed_is_written_with_its_fields(text: str) -> None:
+    for changes, batcher in (
+        ({"delay_us": 500}, "max_queue_delay_microseconds: 500"),
+        (
+            {"preferred": "2/4", "delay_us": 500},
+            "preferred_batch_size: [2, 4] max_queue_delay_microseconds: 500",
+        ),
+        ({"batch": 4, "preferred": "2/8"}, "preferred_batch_size: 2"),
+        ({"batch": 0, "preferred": "4", "delay_us": 500}, None),
+    ):
+        config = parse_config(variant_text(text, changes).text, "config.pbtxt")
+        assert config.HasField("dynamic_batching") == (batcher is not None)
+        assert config.dynamic_batching == text_format.Parse(batcher or "", ModelDynamicBatching())
+
+
 WRITTEN = """# Of team A.
 name: "m"  # its name
 max_batch_size: 8, # as the trainer has it
@@ -198,13 +215,21 @@ def test_a_changed_text_keeps_what_has_not_changed() -> None:
 def test_applying_twice_keeps_both_old_configs(tmp_path: Path) -> None:
     model = tmp_path / "m"
     model.mkdir()
-    config = model / "config.pbtxt"
+    weights, config = model / "1" / "weights", model / "config.pbtxt"
+    weights.parent.mkdir()
+    weights.write_text("1 2")
     texts = []
     for size in (16, 32):
         config.write_text(WRITTEN.replace("8", str(size)))
         texts.append(config.read_text())
         identity = {**IDENTITY, "model": {"name": "m", "digest": digest_of(model)}}
         file = TuneFile(identity, FACTS, result={"winner": {"batch": 4}})
+        weights.write_text("1 3")
+        with pytest.raises(NotAppliedError, match="has changed since"):
+            apply_winner(file, tmp_path)
+        weights.unlink()
+        weights.write_text("1 2")
+        os.utime(weights, ns=(size, size))  # a copy with the same bytes is the same model
         applied = apply_winner(file, tmp_path)
         assert applied.backup is not None
         assert "max_batch_size: 4" in config.read_text()
