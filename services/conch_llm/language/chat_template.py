@@ -188,7 +188,8 @@ def _find_templates(
         return {_DEFAULT: _read_text(find_path(directory, chat_template, "chat_template"))}
     for folder, config in zip(folders, configs, strict=True):
         if (file := folder / "chat_template.jinja").is_file():
-            return {_DEFAULT: _read_text(file)}
+            more = (folder / "additional_chat_templates").glob("*.jinja")
+            return {**{each.stem: _read_text(each) for each in more}, _DEFAULT: _read_text(file)}
         value = config.get("chat_template")
         if isinstance(value, str):
             return {_DEFAULT: value}
@@ -256,15 +257,16 @@ def _messages_for_template(messages: Sequence[Mapping[str, Any]], parts: bool) -
 
 
 def _message(message: Mapping[str, Any], field: str, parts: bool) -> dict[str, Any]:
-    result = dict(message)
-    content = message.get("content")
+    result = {name: value for name, value in message.items() if value is not None}
+    content = result.setdefault("content", [] if parts else "")  # templates add and search it
     if parts and isinstance(content, str):
         result["content"] = [{"type": "text", "text": content}]
     elif not parts and isinstance(content, list):
         result["content"] = "\n".join(
             _part_text(part, f"{field}.content[{position}]") for position, part in enumerate(content)
         )
-    if isinstance(calls := message.get("tool_calls"), list) and calls:
+    calls = result.pop("tool_calls", None)  # some templates take an empty list for calls
+    if calls:
         result["tool_calls"] = [
             _tool_call(call, f"{field}.tool_calls[{position}]") for position, call in enumerate(calls)
         ]
@@ -281,9 +283,9 @@ def _part_text(part: object, field: str) -> str:
 def _tool_call(call: Any, field: str) -> Any:
     """A call of a message with its arguments as an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    text = function.get("arguments") or "" if isinstance(function, Mapping) else None
+    if not isinstance(text, str):
         return call
-    text = function["arguments"]
     try:
         arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:

@@ -78,6 +78,29 @@ def test_a_forced_tool_is_called(model: conch.testing.LoadedModel, choice: Any) 
     assert found[-1].finish_reason == ("tool_calls" if choice == "required" else "stop")
 
 
+def test_a_forced_tool_may_refer_to_itself(model: conch.testing.LoadedModel) -> None:
+    """The arguments may hold arguments, not calls."""
+    properties = {"v": {"enum": [7]}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": ["v", "next"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in "fg"]
+    depths = set()
+    for seed in range(8):
+        sampling = {"temperature": 50, "max_tokens": 1500, "seed": seed}
+        body = conversation("hello", tools=tools, tool_choice="required", **sampling)
+        calls = [call["function"] for delta in deltas(model, CHAT, body) for call in delta.tool_calls]
+        node, depth = json.loads("".join(call["arguments"] for call in calls)), 0
+        while node is not None:
+            assert node.keys() == {"v", "next"} and node["v"] == 7
+            node, depth = node["next"], depth + 1
+        depths.add(depth)
+    assert max(depths) > 1
+
+
 def test_an_auto_choice_reads_calls_in_the_text(tmp_path: Path) -> None:
     """The random model writes what its grammar has: two calls, of which one counts."""
     call = '<tool_call>{"name": "switch", "arguments": {"on": true}}</tool_call>'
