@@ -47,7 +47,7 @@ class GenAiBackend(PythonBasedBackend):
     completion_runs_code = False
     passes_parameters = False
     parameters = (
-        *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK),
+        *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK, "chat_template", "tokenizer"),
         *(*engine_settings.PARAMETERS, *vector_settings.PARAMETERS),
     )
 

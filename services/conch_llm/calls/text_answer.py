@@ -26,7 +26,8 @@ MODE = "CONCH_TEXT_MODE"
 
 _DELTA = "delta"
 _CUMULATIVE = "cumulative"
-_BROKEN = b"\xef\xbf\xbd"  # where a tokenizer has only a part of a character
+_CUT = "\ufffd"  # where a tokenizer has only a part of a character
+_BROKEN = _CUT.encode()
 _REASONS = ("stop", "length", "tool_calls", "content_filter")
 _NO_REASONS = ("", "None", "null")
 
@@ -248,7 +249,8 @@ class TextAnswer:
 
 def _chat_entry(entry: dict[str, Any]) -> dict[str, Any]:
     token = entry["decoded_token"]
-    return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    known = None if _CUT in token else list(token.encode())  # of a part of a character, the bytes are lost
+    return {"token": token, "logprob": entry["logprob"], "bytes": known}
 
 
 def _finish_reason(written: str) -> str:

@@ -212,7 +212,8 @@ def _extended(known: Any, more: Any) -> Any:
     if known is None:
         return more
     if isinstance(known, dict):
-        return {name: [*values, *more.get(name, ())] for name, values in known.items()}
+        # A list may be null.
+        return {name: values and [*values, *(more.get(name) or ())] for name, values in known.items()}
     return [*known, *more]
 
 
@@ -383,10 +384,10 @@ def _by_index(calls: Sequence[Mapping[str, Any]]) -> list[Any]:
         index = call.get("index", -1 - len(found))
         known, function = found.get(index, {}), call.get("function", {})
         before = known.get("function", {})
+        found[index] = {**known, **call}
         if known:
             arguments = (before.get("arguments") or "") + (function.get("arguments") or "")
-            call = {**known, **call, "function": {**before, **function, "arguments": arguments}}
-        found[index] = call
+            found[index] = {**found[index], "function": {**before, **function, "arguments": arguments}}
     return list(found.values())
 
 

@@ -79,6 +79,14 @@ def test_a_chunk_has_one_entry_for_each_call() -> None:
     assert functions == [(index, {"name": name, "arguments": '{"a": 1}'}) for index, name in enumerate("fg")]
 
 
+def test_log_probabilities_of_several_deltas_may_lack_alternatives() -> None:
+    answer = WholeAnswer(head(COMPLETION_ANSWER))
+    part = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": None, "text_offset": [0]}
+    answer.add([Delta("a", logprobs=part), Delta("a", logprobs=part), Delta("", finish_reason="stop")])
+    (choice,) = json.loads(answer.body())["choices"]
+    assert choice["logprobs"]["tokens"] == ["a", "a"] and choice["logprobs"]["top_logprobs"] is None
+
+
 def test_a_text_chunk_is_small() -> None:
     answer = StreamedAnswer(AnswerHead(CHAT_ANSWER, "f" * 32, 1700000000, "m", 1))
     answer.events([Delta("a")])

@@ -101,6 +101,30 @@ def test_a_forced_tool_may_refer_to_itself(model: conch.testing.LoadedModel) -> 
     assert max(depths) > 1
 
 
+def test_prompts_are_those_of_conchs_chat_templates(tmp_path: Path) -> None:
+    """Of the engine's own file, and of a file beside it."""
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "switch"}}]},
+    ]
+
+    def prompt(model: conch.testing.LoadedModel) -> Any:
+        found: Any = {}
+        for route, body in (("/tokenize", {"messages": turns}), ("/detokenize", found)):
+            (response,) = model.run(**asked(route, body))
+            found.update(json.loads(response["text_output"][0]))
+        return found["prompt"]
+
+    directory = random_model(tmp_path, CONCH_PLACEMENT="in_process")
+    with conch.testing.load(directory) as model:
+        begin, end = "<|im_start|>", "<|im_end|>\n"
+        assert prompt(model) == f"{begin}user\na\nb{end}{begin}assistant\n{end}{begin}assistant\n"
+    written = "{{ bos_token }}{% for m in messages %}{{ m.content.lower() }}{{ m.role[0] }}{% endfor %}"
+    (directory / "1" / "chat_template.jinja").write_text(written)
+    with conch.testing.load(directory) as model:
+        assert prompt(model) == "<|im_start|>a\nbua"
+
+
 def test_an_auto_choice_reads_calls_in_the_text(tmp_path: Path) -> None:
     """The random model writes what its grammar has: two calls, of which one counts."""
     call = '<tool_call>{"name": "switch", "arguments": {"on": true}}</tool_call>'

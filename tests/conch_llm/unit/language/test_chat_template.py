@@ -86,7 +86,8 @@ def test_a_turn_of_calls_alone_is_an_empty_text(content: Any, arguments: Any) ->
     turn = {"role": "assistant", "tool_calls": [call], "refusal": None, **content}
     assert render(QWEN3_TURN, [turn]) == "{}"
     assert render(PARTS, [turn]).strip("<>") == ""
-    for none in (None, []):
+    nones: list[Any] = [None, []]
+    for none in nones:
         assert render(QWEN3_TURN, [{**turn, "content": "a", "tool_calls": none}]) == "a"
         assert render("{{ 'tool_calls' in messages[0] }}", [{**turn, "tool_calls": none}]) == "False"
 
