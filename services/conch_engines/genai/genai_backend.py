@@ -82,7 +82,7 @@ class GenAiBackend(PythonBasedBackend):
                     f"parameter '{name}' has no effect for a model that generates text"
                 )
         else:
-            VectorSettings.of(spec.parameters, task)
+            VectorSettings.of(spec.parameters, task, spec.version_directory)
         if ADAPTERS in spec.parameters:
             raise InvalidArgumentError(
                 f"parameter '{ADAPTERS}': OpenVINO GenAI has one adapter for all requests of a batch, so "
