@@ -270,7 +270,7 @@ class ModelCalls:
                     mode=mode,
                     max_tokens=call.max_tokens,
                     counter=counter,
-                    prompt=text or None,
+                    prompt=prompt,
                     counts_prompt=choice == 0,
                     echo=text if call.fields.get("echo") else "",
                     logprobs=logprobs_wanted(call),

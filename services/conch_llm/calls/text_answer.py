@@ -119,7 +119,7 @@ class AnswerForm:
         mode: See `text_mode`.
         max_tokens: Most tokens; None if unknown.
         counter: Counts tokens where the model does not; None for none.
-        prompt: The prompt, to be counted; None if another choice counts it.
+        prompt: The prompt, or its token ids, to be counted; None if there is nothing to count.
         echo: Text in front of the answer's.
         logprobs: Alternatives of each token; None for no log probabilities.
         chat: True if log probabilities have the form of chats.
@@ -129,7 +129,7 @@ class AnswerForm:
     mode: str
     max_tokens: int | None = None
     counter: TokenCounter | None = None
-    prompt: str | None = None
+    prompt: str | Sequence[int] | None = None
     counts_prompt: bool = False
     echo: str = ""
     logprobs: int | None = None
@@ -199,7 +199,8 @@ class TextAnswer:
             if not self._counted:
                 tokens = self._tokens = form.counter.count("".join([*self._texts, rest]), False)
             if not self._prompt_told and form.prompt is not None:
-                prompt_tokens = form.counter.count(form.prompt)
+                given = form.prompt
+                prompt_tokens = form.counter.count(given) if isinstance(given, str) else len(given)
         reason = self._reason
         if reason is None:
             full = form.max_tokens is not None and 0 < form.max_tokens <= self._tokens

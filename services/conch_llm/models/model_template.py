@@ -46,12 +46,15 @@ class ModelTemplate:
                 f"directory, or name a file with parameter 'chat_template'"
             )
         params = request.params
+        more = dict(params.get("chat_template_kwargs") or {})
+        if "reasoning_effort" in params:
+            more.setdefault("reasoning_effort", params["reasoning_effort"])
         return self._found.render(
             request.messages,
             tools=None if params.get("tool_choice") == "none" else request.tools,
             documents=request.raw.get("documents"),
             add_generation_prompt=params.get("add_generation_prompt") is not False,
-            chat_template_kwargs=params.get("chat_template_kwargs"),
+            chat_template_kwargs=more,
         )
 
     @cached_property

@@ -108,6 +108,12 @@ def bytes_of(entries: dict[str, Any]) -> Any:
     return found.logprobs[0]["bytes"]
 
 
+def test_a_prompt_of_tokens_is_counted() -> None:
+    form = AnswerForm("text_output", "delta", 9, Words(), [5, 6, 7], counts_prompt=True)
+    (delta,) = TextAnswer(0, form).read(response("three four"), True)
+    assert (delta.prompt_tokens, delta.tokens) == (3, 2)
+
+
 def test_log_probabilities_have_the_shapes_of_both_routes() -> None:
     tokens = [
         {
