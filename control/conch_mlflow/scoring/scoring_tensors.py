@@ -197,9 +197,9 @@ def _text_array(values: Any, name: str) -> Any:
         elif isinstance(each, datetime | date):
             flat[at] = each.isoformat().encode()
         elif each is None:
-            row = at // (len(flat) // len(array))
+            place = [int(index) for index in np.unravel_index(at, array.shape)]
             raise InvalidArgumentError(
-                f"'{name}' has a null in row {row}, and a text can't be missing: send another one, such as ''"
+                f"'{name}' has a null at {place}, and a text can't be missing: send another one, such as ''"
             )
         elif not isinstance(each, bytes):
             raise InvalidArgumentError(f"'{name}' must have texts, not {each!r}")

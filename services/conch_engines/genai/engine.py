@@ -146,13 +146,19 @@ class Engine:
             self._check_uncut(text, len(ids))
         return ids
 
+    def check_tokens(self, name: str, ids: Sequence[int]) -> None:
+        """Raises InvalidArgumentError: an id is no token; the text names the field."""
+        for position, each in enumerate(ids):
+            if each not in self._vocabulary:
+                raise InvalidArgumentError(f"{name}[{position}]: {each} is no token of the model's tokenizer")
+
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself; parts of characters are U+FFFD."""
         return [self._vocabulary[each].decode(errors="replace") for each in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included. Raises InvalidArgumentError: one is none."""
-        self._check_tokens("tokens", ids)
+        self.check_tokens("tokens", ids)
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
         return text
 
@@ -165,7 +171,6 @@ class Engine:
             ConchError: The prompt or the grammar is refused, or the engine fails.
         """
         room = self._room(len(prompt))
-        self._check_tokens("prompt", prompt)
         if sampling.grammar is not None:
             self._grammars.check(sampling.grammar)
         config = self._config(sampling, max_tokens if room is None else min(max_tokens or room, room))
@@ -192,11 +197,6 @@ class Engine:
     @cached_property
     def _vocabulary(self) -> dict[int, bytes]:
         return {token: text for text, token in self.tokenizer.get_vocab().items()}
-
-    def _check_tokens(self, name: str, ids: Sequence[int]) -> None:
-        for position, each in enumerate(ids):
-            if each not in self._vocabulary:
-                raise InvalidArgumentError(f"{name}[{position}]: {each} is no token of the model's tokenizer")
 
     def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         encoded = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

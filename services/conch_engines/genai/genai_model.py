@@ -59,6 +59,8 @@ class TritonPythonModel:
         prompt = request.prompt
         if isinstance(prompt, str):
             prompt = self._engine.encode(prompt, add_special_tokens=True)
+        else:
+            self._engine.check_tokens("prompt", prompt)
         most = request.max_tokens or _DEFAULT_TOKENS
         deltas = self._engine.generate(prompt, most, sampling, as_chat=False)
         async with aclosing(deltas):

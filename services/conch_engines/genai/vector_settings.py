@@ -16,10 +16,7 @@ PARAMETERS = ("pooling", "normalize")
 _SHARED = ("device", "max_model_len", "num_threads")
 _POOLINGS = ("cls", "mean", "last_token")
 _MODULES = "modules.json"
-_MODES = {
-    **{"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"},
-    "lasttoken": "last_token",
-}
+_MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 """Poolings by their names in ``1_Pooling/config.json``."""
 _MODE = "pooling_mode"
 
@@ -83,9 +80,10 @@ def _modules(directory: Path) -> tuple[Path, bool]:
     path, place, normalize = directory / _MODULES, directory / "1_Pooling", False
     modules = read_json(path, list)
     for each in modules:
-        kind = str(each.get("type", "") if isinstance(each, dict) else each).rpartition(".")[2]
+        module = each if isinstance(each, dict) else {}
+        kind = str(module.get("type")).rpartition(".")[2]
         if kind == "Pooling":
-            place = directory / str(each.get("path", place))
+            place = directory / Path(str(module.get("path"))).name
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
@@ -99,7 +97,8 @@ def _pooling(path: Path) -> str:
     written = config.get(_MODE)
     modes = [written] if isinstance(written, str) else written
     if not isinstance(modes, list):
-        modes = [name.removeprefix(f"{_MODE}_") for name in config if name.startswith(_MODE) and config[name]]
+        modes = [name for name in config if name.startswith(_MODE) and config[name]]
+        modes = [name.removeprefix(f"{_MODE}_").partition("_token")[0] for name in modes]
     if len(modes) == 1 and modes[0] in _MODES:
         return _MODES[modes[0]]
     asks = f"asks for {' and '.join(map(str, modes))}" if modes else "does not say how tokens make a vector"

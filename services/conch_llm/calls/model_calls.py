@@ -221,7 +221,7 @@ class ModelCalls:
         if capability(model.spec).takes_body(TOKENIZE):
             total = 0
             for text in texts:
-                body = orjson.dumps({"prompt": text})
+                body = json.dumps({"prompt": text}).encode()
                 found = await self._answered(model, TOKENIZE, body, call.request_id, exchange, "tokens")
                 total += len(found["tokens"])
         elif counter is not None:

@@ -94,7 +94,7 @@ def test_one_table_in_every_format(body: Any, kind: str) -> None:
 def test_a_null_in_a_column_of_texts_is_refused_where_it_stands(name: str) -> None:
     """An element of BYTES can't be missing."""
     records = [{**RECORDS[0]}, {**RECORDS[1], "s": None}]
-    with pytest.raises(InvalidArgumentError, match=r"'s' has a null in row 1, and a text can't be missing"):
+    with pytest.raises(InvalidArgumentError, match=r"'s' has a null at \[1\], and a text can't be missing"):
         tensors({name: records}, BY_COLUMN, signature(COLUMNS))
 
 
@@ -182,6 +182,7 @@ def test_params_are_inputs_and_others_are_refused() -> None:
             "true or false, not 1",
         ),
         ({"dataframe_records": [{"a": 1}]}, "application/json", "has no 'n'"),
+        ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "application/json", r"'s' has a null at \[\]"),
         ({"inputs": [{"a": 1}, 2]}, "application/json", "'inputs' must be a list of objects"),
         ({"inputs": [1]}, "application/json", "several inputs"),
         ({"inputs": {"a": [[1], [1, 2]]}}, "application/json", "'a' is no regular array"),

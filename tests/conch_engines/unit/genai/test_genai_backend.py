@@ -59,6 +59,13 @@ def test_both_routes(model: conch.testing.LoadedModel) -> None:
     assert sum(delta.tokens for delta in default) == 16
 
 
+@pytest.mark.parametrize("wrong", [266, 99999, -1])
+def test_a_token_that_the_model_has_not_is_refused(model: conch.testing.LoadedModel, wrong: int) -> None:
+    with pytest.raises(conch.testing.ModelError, match=rf"prompt\[1\]: {wrong} is no token of the model"):
+        deltas(model, COMPLETIONS, {"prompt": [5, wrong]})
+    assert deltas(model, COMPLETIONS, {"prompt": [5, 265], "max_tokens": 1})
+
+
 def test_the_text_contract(model: conch.testing.LoadedModel) -> None:
     sampling = json.dumps({"max_tokens": 4, "temperature": 0, "ignore_eos": True})
     (found,) = model.run({"text_input": ["hello"], "sampling_parameters": [sampling]})

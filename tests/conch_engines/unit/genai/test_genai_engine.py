@@ -233,12 +233,6 @@ async def collected(deltas: Any) -> list[Delta]:
     return [delta async for delta in deltas]
 
 
-@pytest.mark.parametrize("wrong", [266, 99999, -1])
-def test_a_token_that_the_model_has_not_is_refused(engine: Any, wrong: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"prompt\[1\]: {wrong} is no token of the model"):
-        asyncio.run(answer(engine, [5, wrong]))
-
-
 def test_json_that_goes_on_with_blanks_ends(engine: Any) -> None:
     schema = Grammar("json_schema", '{"type": "object"}')
     endless = asyncio.run(answer(engine, "a thing", 2000, grammar=schema))

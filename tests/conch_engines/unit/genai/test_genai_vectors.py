@@ -99,12 +99,13 @@ def test_a_folder_says_how_vectors_are_made(
     ("files", "problem"),
     [
         ({}, "1_Pooling/config.json' does not say .*: set parameter 'pooling' to cls, mean or last_token"),
-        ({POOLING: {"pooling_mode_max_tokens": True}}, "asks for max_tokens: set parameter 'pooling'"),
+        ({POOLING: {"pooling_mode_max_tokens": True}}, "asks for max: set parameter 'pooling'"),
         (
             {POOLING: {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
-            "asks for cls_token and mean_tokens: set",
+            "asks for cls and mean: set",
         ),
         ({POOLING: []}, "must have a JSON object"),
+        ({"modules.json": ["x.Pooling"]}, "modules.json' has None"),
         ({"modules.json": {}}, "modules.json' must have a JSON list"),
         (
             {POOLING: {"pooling_mode": "cls"}, "modules.json": [*POOLED, {"type": "x.Dense"}]},
