@@ -90,8 +90,13 @@ def _json(body: Buffer) -> Scored:
     value, params = members[name], members.get(_PARAMS)
     if params is not None and not isinstance(params, dict):
         raise InvalidArgumentError(f"'{_PARAMS}' must be an object with the values of params by name")
-    read = {"dataframe_split": _split, "dataframe_records": _records, "instances": _instances}
-    return Scored(read[name](value) if name in read else value, params or {})
+    read = {
+        "dataframe_split": _split,
+        "dataframe_records": _records,
+        "instances": _instances,
+        "inputs": _inputs,
+    }
+    return Scored(read[name](value), params or {})
 
 
 def _split(value: Any) -> Table:
@@ -115,9 +120,9 @@ def _split(value: Any) -> Table:
     return Table({name: [row[at] for row in rows] for at, name in enumerate(names)}, columns is not None)
 
 
-def _records(value: Any) -> Table:
+def _records(value: Any, member: str = "dataframe_records") -> Table:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise InvalidArgumentError("'dataframe_records' must be a list of objects, one for each row")
+        raise InvalidArgumentError(f"'{member}' must be a list of objects, one for each row")
     names = dict.fromkeys(name for record in value for name in record)
     return Table({name: [record.get(name) for record in value] for name in names})
 
@@ -136,6 +141,13 @@ def _instances(value: Any) -> Any:
                 f"one is"
             )
     return {name: [each[name] for each in value] for name in names}
+
+
+def _inputs(value: Any) -> Any:
+    """A table if the inputs are a list of objects, else as they are."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return _records(value, "inputs")
+    return value
 
 
 def _csv(body: Buffer) -> Table:

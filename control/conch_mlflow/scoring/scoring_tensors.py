@@ -182,7 +182,8 @@ def _array(rule: TensorSpec, values: Any, name: str = "") -> Any:
         raise InvalidArgumentError(f"'{name}' must have {_described(rule)}, not {_first(given)!r}")
     with np.errstate(invalid="ignore", over="ignore"):
         array = given.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(array, given):
+    lost = np.isinf(array) & np.isfinite(given) if dtype.kind == "f" else array != given
+    if lost.any():
         raise InvalidArgumentError(f"'{name}' must have {_described(rule)}, without loss")
     return array
 
@@ -195,6 +196,11 @@ def _text_array(values: Any, name: str) -> Any:
             flat[at] = each.encode()
         elif isinstance(each, datetime | date):
             flat[at] = each.isoformat().encode()
+        elif each is None:
+            place = [int(index) for index in np.unravel_index(at, array.shape)]
+            raise InvalidArgumentError(
+                f"'{name}' has a null at {place}, and a text can't be missing: send another one, such as ''"
+            )
         elif not isinstance(each, bytes):
             raise InvalidArgumentError(f"'{name}' must have texts, not {each!r}")
     return flat.reshape(array.shape)

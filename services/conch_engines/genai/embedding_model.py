@@ -29,8 +29,8 @@ class TritonPythonModel:
         from conch_engines.genai.text_lengths import TextLengths
 
         parameters = parameters_of(args)
-        settings = VectorSettings.of(parameters, EMBED)
         directory = Path(args["model_repository"], args["model_version"])
+        settings = VectorSettings.of(parameters, EMBED, directory)
         files = find_model(directory, args["model_name"], EMBED)
         config = genai.TextEmbeddingPipeline.Config()
         config.pooling_type = getattr(genai.TextEmbeddingPipeline.PoolingType, settings.pooling.upper())

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch_engines.genai.blanks import Blanks
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.genai_library import genai, opened, openvino
 from conch_engines.genai.grammar_check import GrammarCheck, structure
@@ -30,6 +32,8 @@ from conch_llm.deltas import Delta
 log = logging.getLogger(__name__)
 
 _REASONS = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
+_CUT = "\ufffd"
+_BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")  # a byte as a token in SentencePiece's vocabularies
 _IGNORED = genai.GenerationStatus.IGNORED
 
 
@@ -46,6 +50,8 @@ class _Answer:
         self.finish_reason: str | None = None
         self.ids: list[int] = []
         self.logprobs: list[float] = []
+        self.characters = 0  # of tokens with log probabilities
+        self._blanks = Blanks() if sampling.grammar and sampling.grammar.kind == "json_schema" else None
         self._wakes: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
@@ -76,6 +82,12 @@ class _Answer:
             self.stream.add(self.ids, self.finish_reason is not None)
             return True
         return False
+
+    def bound(self) -> None:
+        """Ends an answer that goes on with blanks."""
+        if self._blanks is not None and self._blanks.endless(self.stream.text) and not self.finish_reason:
+            self.finish_reason = "length"
+            self.handle.cancel()
 
 
 class Engine:
@@ -108,6 +120,7 @@ class Engine:
         self._ids = count()
         self._task: asyncio.Task[None] | None = None
         self.steps = 0
+        self._uncut = 64  # tokens of a text that the tokenizer is known not to cut
         self._open()
 
     @property
@@ -115,23 +128,37 @@ class Engine:
         """Most tokens of prompt and answer together."""
         return self._settings.max_model_len or self._files.context_length
 
+    def tokenizer_config(self) -> dict[str, str]:
+        """The chat template and its tokens in the model's own files; texts may be empty."""
+        tokenizer = self.tokenizer
+        return {
+            "chat_template": tokenizer.get_original_chat_template(),
+            "bos_token": tokenizer.get_bos_token(),
+            "eos_token": tokenizer.get_eos_token(),
+        }
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text. Raises InvalidArgumentError: the engine's tokenizer cuts it."""
         if not text:
             return []
-        encoded = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoded.input_ids.data[0].tolist()
+        ids = self._encoded(text, add_special_tokens)
+        if len(ids) > self._uncut:
+            self._check_uncut(text, len(ids))
         return ids
+
+    def check_tokens(self, name: str, ids: Sequence[int]) -> None:
+        """Raises InvalidArgumentError: an id is no token; the text names the field."""
+        for position, each in enumerate(ids):
+            if each not in self._vocabulary:
+                raise InvalidArgumentError(f"{name}[{position}]: {each} is no token of the model's tokenizer")
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself; parts of characters are U+FFFD."""
-        return [self._vocabulary[each] for each in ids]
+        return [self._vocabulary[each].decode(errors="replace") for each in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included. Raises InvalidArgumentError: one is none."""
-        for position, each in enumerate(ids):
-            if each not in self._vocabulary:
-                raise InvalidArgumentError(f"tokens[{position}]: {each} is no token of the model's tokenizer")
+        self.check_tokens("tokens", ids)
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
         return text
 
@@ -168,8 +195,25 @@ class Engine:
                 answer.handle.cancel()
 
     @cached_property
-    def _vocabulary(self) -> dict[int, str]:
-        return {token: text.decode(errors="replace") for text, token in self.tokenizer.get_vocab().items()}
+    def _vocabulary(self) -> dict[int, bytes]:
+        return {token: text for text, token in self.tokenizer.get_vocab().items()}
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoded = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.input_ids.data[0].tolist()
+        return ids
+
+    def _check_uncut(self, text: str, found: int) -> None:
+        """Raises InvalidArgumentError: the tokenizer cuts a text, as it finds no more tokens in two of it."""
+        longer = len(self._encoded(f"{text} {text}", False))
+        if longer > found:
+            self._uncut = longer - 1
+            return
+        most = min(self.context_length or longer, longer - 1)
+        raise InvalidArgumentError(
+            f"This model's maximum context length is {most} tokens. However, your prompt contains at least "
+            f"{longer} tokens, and the engine's tokenizer would cut it. Please shorten the prompt."
+        )
 
     def _open(self) -> None:
         scheduler = genai.SchedulerConfig()
@@ -262,41 +306,55 @@ class Engine:
         singles = [token for answer in fresh if answer.sampling.logprobs for token in answer.ids]
         names = iter(self._decoder.decode([answer.stream for answer in fresh], singles))
         for answer in fresh:
-            answer.ready.append(_delta(answer, names))
+            answer.bound()
+            answer.ready.append(self._delta(answer, names))
             answer.wake()
         self._answers = [
             answer for answer in self._answers if answer.finish_reason is None and answer.failure is None
         ]
 
+    def _delta(self, answer: _Answer, names: Iterator[str]) -> Delta:
+        stops = answer.sampling.values.get("stop_token_ids", ())
+        last = answer.ids[-1] if answer.ids else None
+        return Delta(
+            answer.stream.text,
+            finish_reason=answer.finish_reason,
+            tokens=len(answer.ids),
+            stop_reason=last if answer.finish_reason == "stop" and last in stops else None,
+            logprobs=self._logprobs(answer, names) if answer.sampling.logprobs else None,
+        )
 
-def _delta(answer: _Answer, names: Any) -> Delta:
-    stops = answer.sampling.values.get("stop_token_ids", ())
-    last = answer.ids[-1] if answer.ids else None
-    return Delta(
-        answer.stream.text,
-        finish_reason=answer.finish_reason,
-        tokens=len(answer.ids),
-        stop_reason=last if answer.finish_reason == "stop" and last in stops else None,
-        logprobs=_logprobs(answer, names) if answer.sampling.logprobs else None,
-    )
-
-
-def _logprobs(answer: _Answer, names: Any) -> Any:
-    """Log probabilities of new tokens, as OpenAI's routes have them."""
-    tokens = [next(names) for _ in answer.ids]
-    numbers = [float(each) for each in answer.logprobs[: len(tokens)]]
-    top = answer.sampling.top_logprobs
-    if answer.as_chat:
-        entries = [
-            {"token": token, "logprob": number, "bytes": list(token.encode())}
-            for token, number in zip(tokens, numbers, strict=True)
+    def _logprobs(self, answer: _Answer, names: Iterator[str]) -> Any:
+        """Log probabilities of new tokens, as OpenAI's routes have them."""
+        tokens = [next(names) for _ in answer.ids]
+        coded = [self._bytes_of(token, name) for token, name in zip(answer.ids, tokens, strict=True)]
+        numbers = [float(each) for each in answer.logprobs[: len(tokens)]]
+        if answer.as_chat:
+            entries = [
+                {"token": token, "logprob": number, "bytes": list(data)}
+                for token, number, data in zip(tokens, numbers, coded, strict=True)
+            ]
+            top = answer.sampling.top_logprobs
+            return [{**entry, "top_logprobs": [entry] if top else []} for entry in entries]
+        names_of_bytes = [
+            token if token.encode() == data else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            for token, data in zip(tokens, coded, strict=True)
         ]
-        return [{**entry, "top_logprobs": [entry] if top else []} for entry in entries]
-    return {
-        "tokens": tokens,
-        "token_logprobs": numbers,
-        "top_logprobs": [{token: number} for token, number in zip(tokens, numbers, strict=True)]
-        if top
-        else None,
-        "text_offset": [],
-    }
+        offsets = []
+        for data in coded:
+            offsets.append(answer.characters)
+            answer.characters += sum(byte & 0xC0 != 0x80 for byte in data)  # their first bytes
+        return {
+            "tokens": names_of_bytes,
+            "token_logprobs": numbers,
+            "top_logprobs": [{token: number} for token, number in zip(names_of_bytes, numbers, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def _bytes_of(self, token: int, name: str) -> bytes:
+        """The bytes of a token, which may be part of a character: then its text does not have them."""
+        if name and _CUT not in name:
+            return name.encode()
+        known = self._vocabulary.get(token, b"")
+        byte = _BYTE.fullmatch(known)
+        return known if byte is None else bytes.fromhex(byte[1].decode())

@@ -48,7 +48,7 @@ class GenAiBackend(PythonBasedBackend):
     passes_parameters = False
     checks_names = False
     parameters = (
-        *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK),
+        *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK, "chat_template", "tokenizer"),
         *(*engine_settings.PARAMETERS, *vector_settings.PARAMETERS),
     )
 
@@ -83,7 +83,7 @@ class GenAiBackend(PythonBasedBackend):
                     f"parameter '{name}' has no effect for a model that generates text"
                 )
         else:
-            VectorSettings.of(spec.parameters, task)
+            VectorSettings.of(spec.parameters, task, spec.version_directory)
         if ADAPTERS in spec.parameters:
             raise InvalidArgumentError(
                 f"parameter '{ADAPTERS}': OpenVINO GenAI has one adapter for all requests of a batch, so "

@@ -5,20 +5,18 @@ The server imports this module for the declaration, without the engine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.api.pb_metrics import MetricFamily
-from conch.core.engine_text import engine_text
-from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model, parameters_of
 from conch_engines.genai.sampling import read_sampling
 from conch_llm.deltas import Delta
 from conch_llm.models.model_requests import ChatRequest, CompletionRequest, TokenizeRequest
+from conch_llm.models.model_template import ModelTemplate
 
 if TYPE_CHECKING:
     from conch_engines.genai.engine import Engine
@@ -37,11 +35,14 @@ class TritonPythonModel:
         from conch_engines.genai.engine import Engine
 
         name = args["model_name"]
-        settings = EngineSettings.of(parameters_of(args))
-        files = find_model(Path(args["model_repository"], args["model_version"]), name)
+        parameters = parameters_of(args)
+        settings = EngineSettings.of(parameters)
+        directory = Path(args["model_repository"], args["model_version"])
+        files = find_model(directory, name)
         self._own = files.sampling
         self._metrics = _Metrics(name, args["model_version"])
         self._engine: Engine = Engine(name, files, settings, self._metrics.set)
+        self._template = ModelTemplate(name, directory, parameters, self._engine.tokenizer_config)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answers a conversation."""
@@ -58,16 +59,12 @@ class TritonPythonModel:
         prompt = request.prompt
         if isinstance(prompt, str):
             prompt = self._engine.encode(prompt, add_special_tokens=True)
+        else:
+            self._engine.check_tokens("prompt", prompt)
         most = request.max_tokens or _DEFAULT_TOKENS
         deltas = self._engine.generate(prompt, most, sampling, as_chat=False)
-        length = 0
         async with aclosing(deltas):
             async for delta in deltas:
-                if delta.logprobs is not None:
-                    offsets = delta.logprobs["text_offset"]
-                    for token in delta.logprobs["tokens"]:
-                        offsets.append(length)
-                        length += len(token)
                 yield delta
 
     async def tokenize(
@@ -87,58 +84,13 @@ class TritonPythonModel:
         return self._engine.decode(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """The prompt of a conversation, by the engine's chat template."""
-        tokenizer = self._engine.tokenizer
-        if not tokenizer.chat_template:
-            raise InvalidArgumentError("messages: the model has no chat template; use /v1/completions")
-        tools = None if request.params.get("tool_choice") == "none" else list(request.tools) or None
-        try:
-            prompt: str = tokenizer.apply_chat_template(
-                [_message(each, place) for place, each in enumerate(request.messages)],
-                request.params.get("add_generation_prompt") is not False,
-                tools=tools,
-                extra_context=request.params.get("chat_template_kwargs"),
-            )
-        except (RuntimeError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"messages: the chat template refuses them: {engine_text(error)}"
-            ) from None
-        return prompt
+        """The prompt of a conversation."""
+        return self._template.render(request)
 
 
 def _chat_of(request: TokenizeRequest) -> ChatRequest:
     assert request.chat is not None, "messages belong to a chat"
     return request.chat
-
-
-def _message(message: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A message as templates take it: its text in one string, and arguments of calls as objects."""
-    found = {key: value for key, value in message.items() if value is not None}
-    content = found.get("content", "")
-    if isinstance(content, list):
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise InvalidArgumentError(
-                    f"messages[{place}].content: only text message is supported, but got {kind}"
-                )
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or not isinstance(found.get("role"), str):
-        raise InvalidArgumentError(f"messages[{place}]: must have a role and a text as content")
-    found["content"] = content
-    if calls := found.get("tool_calls"):
-        found["tool_calls"] = [_call(call, place) for call in calls]
-    return found
-
-
-def _call(call: Any, place: int) -> dict[str, Any]:
-    try:
-        function = dict(call["function"])
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        return {**call, "function": function}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"messages[{place}].tool_calls: is malformed: {error}") from None
 
 
 class _Metrics:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.genai.gguf_file import read_metadata
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 GENERATE, EMBED, SCORE = "generate", "embed", "score"
 TASK = "CONCH_TASK"
@@ -117,11 +119,23 @@ def _context(config: Mapping[str, Any]) -> int | None:
 def _object(path: Path, name: str) -> dict[str, Any]:
     """A file with a JSON object; empty without one."""
     try:
+        return read_json(path, dict)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"model '{name}': {error.message}") from None
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """A file with a JSON object or list; empty without one.
+
+    Raises:
+        InvalidArgumentError: It has something else.
+    """
+    try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return {}
+        return kind()
     except ValueError as error:
-        raise InvalidArgumentError(f"model '{name}': '{path}' is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidArgumentError(f"model '{name}': '{path}' must have a JSON object")
+        raise InvalidArgumentError(f"'{path}' is no JSON: {error}") from None
+    if not isinstance(found, kind):
+        raise InvalidArgumentError(f"'{path}' must have a JSON {'object' if kind is dict else 'list'}")
     return found

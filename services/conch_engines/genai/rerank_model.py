@@ -29,8 +29,8 @@ class TritonPythonModel:
         from conch_engines.genai.text_lengths import TextLengths
 
         parameters = parameters_of(args)
-        settings = VectorSettings.of(parameters, SCORE)
         directory = Path(args["model_repository"], args["model_version"])
+        settings = VectorSettings.of(parameters, SCORE, directory)
         files = find_model(directory, args["model_name"], SCORE)
         longest = settings.max_model_len or files.context_length
         self._lock = threading.Lock()

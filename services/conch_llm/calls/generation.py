@@ -28,13 +28,31 @@ class FieldError(InvalidArgumentError):
 
 
 class TokenCounter(Protocol):
-    """The tokenizer of a model; any thread."""
+    """The tokenizer of a model; any thread.
+
+    Attributes:
+        longest: Most tokens of an input for embeddings; None if unknown.
+    """
+
+    longest: int | None
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with special tokens around it."""
 
     def count(self, text: str, add_special_tokens: bool = True) -> int:
         """The number of tokens of a text."""
+
+    def stranger(self, ids: Sequence[int]) -> int | None:
+        """The largest of ids if it is no token; None if all are tokens."""
+
+
+def check_ids(model: str, counter: TokenCounter | None, given: str | Sequence[int], param: str) -> None:
+    """Raises FieldError: a token id of a prompt is out of the model's vocabulary."""
+    if counter is None or isinstance(given, str):
+        return
+    wrong = counter.stranger(given)
+    if wrong is not None:
+        raise FieldError(f"`{param}`: {wrong} is no token of model '{model}'", param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +106,15 @@ class Piece(NamedTuple):
 class EchoedPrompts(Generation):
     """The answer to a completion of no tokens: its prompts.
 
+    Args:
+        call: The completion.
+        prompt_tokens: Tokens of all prompts; None if they are not counted.
+
     Raises:
         FieldError: A prompt is no text, or log probabilities are wanted.
     """
 
-    def __init__(self, call: GenerationCall) -> None:
+    def __init__(self, call: GenerationCall, prompt_tokens: int | None) -> None:
         prompts = call.fields["prompt"]
         if not all(isinstance(each, str) for each in prompts):
             raise FieldError("`echo` needs prompts of text, not of tokens", "prompt")
@@ -102,7 +124,8 @@ class EchoedPrompts(Generation):
             )
         texts = [prompt for prompt in prompts for _ in range(call.choices)]
         self._deltas: list[Delta] | None = [
-            Delta(text, index, finish_reason="length") for index, text in enumerate(texts)
+            Delta(text, index, "length", prompt_tokens=None if index else prompt_tokens)
+            for index, text in enumerate(texts)
         ]
 
     async def take(self) -> Sequence[Delta] | None:

@@ -31,6 +31,7 @@ from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 from conch_llm.calls.answer_facts import AnswerFacts, BodyFacts, DeltaFacts
 from conch_llm.calls.generation import (
+    EchoedPrompts,
     EmbeddingCall,
     Embeddings,
     FieldError,
@@ -39,6 +40,7 @@ from conch_llm.calls.generation import (
     Piece,
     Scores,
     TokenCounter,
+    check_ids,
 )
 from conch_llm.calls.text_answer import AnswerForm, TextAnswer, text_mode
 from conch_llm.calls.text_request import coded_prompt, logprobs_wanted, text_request
@@ -53,6 +55,7 @@ from conch_llm.contract import (
     ROUTE,
     SCORE,
     STATUS,
+    TOKENIZE,
 )
 from conch_llm.deltas import Delta, decode_deltas
 
@@ -206,6 +209,26 @@ class ModelCalls:
             )
         return Scores(found["scores"], found.get("prompt_tokens"))
 
+    async def echo(self, model: Servable, call: GenerationCall, exchange: Caller) -> Generation:
+        """The answer to a completion of no tokens; its prompts are counted by the model or its tokenizer.
+
+        Raises:
+            ConchError: A prompt is no text, or log probabilities are wanted, or the model has failed.
+        """
+        texts, counter, total = call.fields["prompt"], self._counters(model), None
+        if any(not isinstance(each, str) for each in texts):
+            return EchoedPrompts(call, None)  # raises
+        if capability(model.spec).takes_body(TOKENIZE):
+            total = 0
+            for text in texts:
+                body = json.dumps({"prompt": text}).encode()
+                found = await self._answered(model, TOKENIZE, body, call.request_id, exchange, "tokens")
+                total += len(found["tokens"])
+        elif counter is not None:
+            run = self._run if len(call.body) > _LONG_BYTES else _run_here
+            total = await run(lambda: sum(map(counter.count, texts)))
+        return EchoedPrompts(call, total)
+
     async def _answered(
         self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller, member: str
     ) -> dict[str, Any]:
@@ -230,7 +253,12 @@ class ModelCalls:
         mode = text_mode(model.spec)
         counter = self._counters(model)
         run = self._run if len(call.body) > _LONG_BYTES else _run_here
-        coded = await run(lambda: [coded_prompt(model.spec, can.prompt, each) for each in call.prompts])
+
+        def checked(prompt: str | Sequence[int]) -> Any:
+            check_ids(model.spec.name, counter, prompt, "prompt")
+            return coded_prompt(model.spec, can.prompt, prompt)
+
+        coded = await run(lambda: [checked(each) for each in call.prompts])
         for number, prompt in enumerate(call.prompts):
             for choice in range(call.choices):
                 if (number * call.choices + choice) % _BETWEEN == _BETWEEN - 1:
@@ -242,7 +270,7 @@ class ModelCalls:
                     mode=mode,
                     max_tokens=call.max_tokens,
                     counter=counter,
-                    prompt=text or None,
+                    prompt=prompt,
                     counts_prompt=choice == 0,
                     echo=text if call.fields.get("echo") else "",
                     logprobs=logprobs_wanted(call),

@@ -26,7 +26,8 @@ MODE = "CONCH_TEXT_MODE"
 
 _DELTA = "delta"
 _CUMULATIVE = "cumulative"
-_BROKEN = b"\xef\xbf\xbd"  # where a tokenizer has only a part of a character
+_CUT = "\ufffd"  # where a tokenizer has only a part of a character
+_BROKEN = _CUT.encode()
 _REASONS = ("stop", "length", "tool_calls", "content_filter")
 _NO_REASONS = ("", "None", "null")
 
@@ -118,7 +119,7 @@ class AnswerForm:
         mode: See `text_mode`.
         max_tokens: Most tokens; None if unknown.
         counter: Counts tokens where the model does not; None for none.
-        prompt: The prompt, to be counted; None if another choice counts it.
+        prompt: The prompt, or its token ids, to be counted; None if there is nothing to count.
         echo: Text in front of the answer's.
         logprobs: Alternatives of each token; None for no log probabilities.
         chat: True if log probabilities have the form of chats.
@@ -128,7 +129,7 @@ class AnswerForm:
     mode: str
     max_tokens: int | None = None
     counter: TokenCounter | None = None
-    prompt: str | None = None
+    prompt: str | Sequence[int] | None = None
     counts_prompt: bool = False
     echo: str = ""
     logprobs: int | None = None
@@ -198,7 +199,8 @@ class TextAnswer:
             if not self._counted:
                 tokens = self._tokens = form.counter.count("".join([*self._texts, rest]), False)
             if not self._prompt_told and form.prompt is not None:
-                prompt_tokens = form.counter.count(form.prompt)
+                given = form.prompt
+                prompt_tokens = form.counter.count(given) if isinstance(given, str) else len(given)
         reason = self._reason
         if reason is None:
             full = form.max_tokens is not None and 0 < form.max_tokens <= self._tokens
@@ -248,7 +250,8 @@ class TextAnswer:
 
 def _chat_entry(entry: dict[str, Any]) -> dict[str, Any]:
     token = entry["decoded_token"]
-    return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    known = None if _CUT in token else list(token.encode())  # of a part of a character, the bytes are lost
+    return {"token": token, "logprob": entry["logprob"], "bytes": known}
 
 
 def _finish_reason(written: str) -> str:

@@ -13,7 +13,7 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.request import InferenceResponse
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor, decode_bytes, float_array
-from conch_llm.calls.generation import EmbeddingCall, Embeddings, FieldError, TokenCounter
+from conch_llm.calls.generation import EmbeddingCall, Embeddings, FieldError, TokenCounter, check_ids
 from conch_llm.calls.text_request import tensor_of
 from conch_llm.capability import EMBEDDING_REQUEST
 from conch_llm.contract import ANSWER_OUTPUT
@@ -34,6 +34,7 @@ def embedding_request(
     Raises:
         FieldError: The model can't take it.
     """
+    check_ids(spec.name, counter, given, "input")
     rules = {rule.name: rule for rule in spec.inputs}
     if EMBEDDING_REQUEST in rules:
         return _whole_request(spec, rules, call, given)
@@ -48,6 +49,11 @@ def embedding_request(
                 f"`input` must be token ids: model '{spec.name}' takes no text and has no tokenizer", "input"
             )
         values = counter.encode(given)
+        if counter.longest is not None and len(values) > counter.longest:
+            raise FieldError(
+                f"`input` has {len(values)} tokens, and model '{spec.name}' takes at most {counter.longest}",
+                "input",
+            )
     else:
         values = given
     inputs = {rule.name: tensor_of(spec, rule, values, "input")}

@@ -17,7 +17,7 @@ from typing import Any
 from conch.core.clock import wall_seconds
 from conch.core.errors import ConchError, InternalError
 from conch.frontends.http.json_body import JSON
-from conch_llm.calls.generation import EchoedPrompts, Generation, GenerationCall
+from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import CHAT, COMPLETIONS
 from conch_llm.frontend.answer_times import AnswerTimes
@@ -159,10 +159,10 @@ class GenerationRoutes:
             generation.close()
 
     async def _generation(self, call: OpenAiCall, model: NamedModel, work: _Work) -> Generation:
-        if work.call.max_tokens == 0:
-            return EchoedPrompts(work.call)
         if work.text:
             await self._texts.tokenizer(model.servable)  # counts tokens where the model does not
+        if work.call.max_tokens == 0:
+            return await self._calls.echo(model.servable, work.call, call.exchange)
         generation = await self._calls.generate(model.servable, work.call, call.exchange)
         return self._texts.read(model.servable, work.call, generation) if work.text else generation
 

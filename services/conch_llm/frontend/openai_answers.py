@@ -7,7 +7,7 @@ more than text are encoded as a whole (`_Chunks.event`). Both have the same memb
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,7 +212,8 @@ def _extended(known: Any, more: Any) -> Any:
     if known is None:
         return more
     if isinstance(known, dict):
-        return {name: [*values, *more.get(name, ())] for name, values in known.items()}
+        # A list may be null.
+        return {name: values and [*values, *(more.get(name) or ())] for name, values in known.items()}
     return [*known, *more]
 
 
@@ -372,8 +373,22 @@ def _chat_delta(delta: Delta) -> dict[str, Any]:
     if delta.text:
         added["content"] = delta.text
     if delta.tool_calls:
-        added["tool_calls"] = list(delta.tool_calls)
+        added["tool_calls"] = _by_index(delta.tool_calls)
     return added
+
+
+def _by_index(calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Deltas of calls with one entry for each call, since some clients read no more of a chunk."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for call in calls:
+        index = call.get("index", -1 - len(found))
+        known, function = found.get(index, {}), call.get("function", {})
+        before = known.get("function", {})
+        found[index] = {**known, **call}
+        if known:
+            arguments = (before.get("arguments") or "") + (function.get("arguments") or "")
+            found[index] = {**found[index], "function": {**before, **function, "arguments": arguments}}
+    return list(found.values())
 
 
 def _event(members: dict[str, Any]) -> bytes:

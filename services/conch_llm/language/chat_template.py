@@ -97,7 +97,11 @@ class ChatTemplate:
 
 
 def load_chat_template(
-    version_directory: Path | str, *, chat_template: str = "", tokenizer: str = ""
+    version_directory: Path | str,
+    *,
+    chat_template: str = "",
+    tokenizer: str = "",
+    config: Mapping[str, str] | None = None,
 ) -> ChatTemplate | None:
     """Finds and compiles the template of a model; None if it has none.
 
@@ -105,6 +109,7 @@ def load_chat_template(
         version_directory: Directory of the model version.
         chat_template: The parameter of this name: a file with the template.
         tokenizer: The parameter of this name: a folder with the files of a tokenizer.
+        config: Members as of ``tokenizer_config.json``, for what no file has.
 
     Raises:
         InvalidArgumentError: A file is missing or malformed.
@@ -115,12 +120,15 @@ def load_chat_template(
     if tokenizer:
         folders.append(find_path(directory, tokenizer, "tokenizer"))
     configs = [_read_object(folder / "tokenizer_config.json") for folder in folders]
+    config = config or {}
     templates = _find_templates(directory, folders, configs, chat_template)
+    if not templates and config.get("chat_template"):
+        templates = {_DEFAULT: config["chat_template"]}
     if not templates:
         return None
-    tokens: dict[str, Any] = {}
-    for folder, config in zip(reversed(folders), reversed(configs), strict=True):
-        tokens |= _special_tokens(_read_object(folder / "special_tokens_map.json")) | _special_tokens(config)
+    tokens: dict[str, Any] = _special_tokens(config)
+    for folder, members in zip(reversed(folders), reversed(configs), strict=True):
+        tokens |= _special_tokens(_read_object(folder / "special_tokens_map.json")) | _special_tokens(members)
     return ChatTemplate(templates, tokens)
 
 
@@ -188,7 +196,8 @@ def _find_templates(
         return {_DEFAULT: _read_text(find_path(directory, chat_template, "chat_template"))}
     for folder, config in zip(folders, configs, strict=True):
         if (file := folder / "chat_template.jinja").is_file():
-            return {_DEFAULT: _read_text(file)}
+            more = (folder / "additional_chat_templates").glob("*.jinja")
+            return {**{each.stem: _read_text(each) for each in more}, _DEFAULT: _read_text(file)}
         value = config.get("chat_template")
         if isinstance(value, str):
             return {_DEFAULT: value}
@@ -256,15 +265,16 @@ def _messages_for_template(messages: Sequence[Mapping[str, Any]], parts: bool) -
 
 
 def _message(message: Mapping[str, Any], field: str, parts: bool) -> dict[str, Any]:
-    result = dict(message)
-    content = message.get("content")
+    result = {name: value for name, value in message.items() if value is not None}
+    content = result.setdefault("content", [] if parts else "")  # templates add and search it
     if parts and isinstance(content, str):
         result["content"] = [{"type": "text", "text": content}]
     elif not parts and isinstance(content, list):
         result["content"] = "\n".join(
             _part_text(part, f"{field}.content[{position}]") for position, part in enumerate(content)
         )
-    if isinstance(calls := message.get("tool_calls"), list) and calls:
+    calls = result.pop("tool_calls", None)  # some templates take an empty list for calls
+    if calls:
         result["tool_calls"] = [
             _tool_call(call, f"{field}.tool_calls[{position}]") for position, call in enumerate(calls)
         ]
@@ -274,16 +284,16 @@ def _message(message: Mapping[str, Any], field: str, parts: bool) -> dict[str, A
 def _part_text(part: object, field: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"{field}: the model's chat template takes text only")
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        raise InvalidArgumentError(f"{field}: the model's chat template takes text only, not {kind!r}")
     return text
 
 
 def _tool_call(call: Any, field: str) -> Any:
     """A call of a message with its arguments as an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments") or "", str):
         return call
-    text = function["arguments"]
     try:
         arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_llm.language.chat_template import find_path
 
@@ -23,6 +25,9 @@ class TextTokenizer:
     Args:
         file: ``tokenizer.json``.
 
+    Attributes:
+        longest: Tokens to which the file says that texts are cut; None if it does not. All are encoded.
+
     Raises:
         InvalidArgumentError: The file is malformed.
         UnavailableError: tokenizers is not installed.
@@ -30,6 +35,16 @@ class TextTokenizer:
 
     def __init__(self, file: Path) -> None:
         self._tokenizer = _read(file)
+        cut = self._tokenizer.truncation
+        self.longest: int | None = None if cut is None else cut["max_length"]
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._beyond = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def stranger(self, ids: Sequence[int]) -> int | None:
+        """The largest of ids if it is no token; None if all are tokens."""
+        largest = int(np.max(ids))
+        return largest if largest >= self._beyond else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""

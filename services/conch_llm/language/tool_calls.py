@@ -83,6 +83,10 @@ MISTRAL = ToolFormat(
 FORCED = ToolFormat({START: {"{": CALL}, AFTER_CALL: {}})
 """The whole text is one call."""
 
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords of a schema whose members have names of the user's choice."""
+_DATA = ("enum", "const", "default", "examples")
+"""Keywords of a schema whose values are no schemas."""
 _FORMATS = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL}
 
 
@@ -238,7 +242,7 @@ def schema_of_call(
 ) -> dict[str, Any] | None:
     """JSON schema of the one call that a choice forces; None for ``auto`` and ``none``.
 
-    Definitions of the tools' parameters move to the schema's root, where their references point.
+    Parameters with references are among the schema's definitions: there a reference means the same part.
 
     Raises:
         InvalidArgumentError: The choice is malformed or names no tool of the request.
@@ -253,9 +257,10 @@ def schema_of_call(
         functions = [each for each in functions if each["name"] == name][:1]
         if not functions:
             raise InvalidArgumentError(f"tool_choice: tools has no function {name!r}")
-    roots: dict[str, dict[str, Any]] = {}
-    schemas = [_call_schema(each, roots) for each in functions]
-    return {**(schemas[0] if len(schemas) == 1 else {"anyOf": schemas}), **roots}
+    moved: dict[str, Any] = {}
+    schemas = [_call_schema(each, f"arguments_{number}", moved) for number, each in enumerate(functions)]
+    whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {**whole, "$defs": moved} if moved else whole
 
 
 def _function(tool: Mapping[str, Any], position: int) -> Mapping[str, Any]:
@@ -277,15 +282,30 @@ def _chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
     return name
 
 
-def _call_schema(function: Mapping[str, Any], roots: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _call_schema(function: Mapping[str, Any], place: str, moved: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
-    for group in ("$defs", "definitions"):
-        for name, definition in dict(parameters.pop(group, None) or {}).items():
-            if roots.setdefault(group, {}).setdefault(name, definition) != definition:
-                raise InvalidArgumentError(f"tools: {group}.{name} differs between tools; rename one")
+    if _point_to(parameters, f"#/$defs/{place}"):
+        parameters.pop("$id", None)  # references would begin there
+        moved[place] = parameters
+        parameters = {"$ref": f"#/$defs/{place}"}
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _point_to(schema: dict[str, Any], place: str) -> bool:
+    """Makes references to a schema lead to its new place, in copies of its parts; true if it has any."""
+    refers = False
+    left: list[tuple[Any, bool]] = [(schema, False)]
+    for each, named in left:  # grows meanwhile
+        for key, value in each.items() if isinstance(each, dict) else enumerate(each):
+            if isinstance(value, dict | list) and (named or key not in _DATA):
+                each[key] = value.copy()
+                left.append((each[key], key in _NAMED and not named))
+            elif key == "$ref" and isinstance(value, str) and value[:2] in ("#", "#/"):
+                each[key] = place + value[1:]
+                refers = True
+    return refers

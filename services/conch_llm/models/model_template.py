@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -18,12 +18,20 @@ class ModelTemplate:
         name: The model's name.
         version_directory: The version's directory.
         parameters: The model's parameters; ``chat_template`` names a file, ``tokenizer`` a folder.
+        engines_own: Reads what an engine has of ``tokenizer_config.json``, for what no file has.
     """
 
-    def __init__(self, name: str, version_directory: Path, parameters: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        version_directory: Path,
+        parameters: Mapping[str, str],
+        engines_own: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self._name = name
         self._version_directory = version_directory
         self._parameters = parameters
+        self._engines_own = engines_own
 
     def render(self, request: ChatRequest) -> str:
         """The prompt of a conversation.
@@ -38,15 +46,18 @@ class ModelTemplate:
                 f"directory, or name a file with parameter 'chat_template'"
             )
         params = request.params
+        more = dict(params.get("chat_template_kwargs") or {})
+        if "reasoning_effort" in params:
+            more.setdefault("reasoning_effort", params["reasoning_effort"])
         return self._found.render(
             request.messages,
             tools=None if params.get("tool_choice") == "none" else request.tools,
             documents=request.raw.get("documents"),
             add_generation_prompt=params.get("add_generation_prompt") is not False,
-            chat_template_kwargs=params.get("chat_template_kwargs"),
+            chat_template_kwargs=more,
         )
 
     @cached_property
     def _found(self) -> ChatTemplate | None:
         named = {name: self._parameters.get(name, "") for name in ("chat_template", "tokenizer")}
-        return load_chat_template(self._version_directory, **named)
+        return load_chat_template(self._version_directory, **named, config=self._engines_own())

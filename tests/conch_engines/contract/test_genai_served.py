@@ -51,9 +51,10 @@ def running(server: AnyServer) -> bool:
 
 
 def test_an_environment_of_its_own(tmp_path: Path) -> None:
-    """It has the engine and numpy, neither conch nor what conch needs."""
+    """It has the engine, numpy and jinja2, neither conch nor what else conch needs."""
     site = make_venv(tmp_path / "venv", numpy=False)
-    for name in ("numpy", "numpy.libs", "openvino", "openvino_genai", "openvino_tokenizers"):
+    engine = ("openvino", "openvino_genai", "openvino_tokenizers")
+    for name in ("numpy", "numpy.libs", "jinja2", "markupsafe", *engine):
         (site / name).symlink_to(Path(site_of_numpy(), name))
     directory = random_model(tmp_path, EXECUTION_ENV_PATH=f"{tmp_path}/venv")
     with conch.testing.load(directory, placement="worker") as model:

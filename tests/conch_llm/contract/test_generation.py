@@ -80,11 +80,19 @@ def test_an_echo_without_tokens_is_the_prompt(client: openai.OpenAI, model: str)
     ends = [(0, "a", "length"), (1, "a", "length"), (2, "b", "length"), (3, "b", "length")]
     found = client.completions.create(**asked)
     assert [(each.index, each.text, each.finish_reason) for each in found.choices] == ends
+    counted = None if found.usage is None else (found.usage.prompt_tokens, found.usage.completion_tokens)
+    assert counted == {"words": (2, 0), "told": None}[model]  # the prompts' tokens, by a tokenizer.json
     streamed = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
     assert [(each.index, each.text, each.finish_reason) for each in streamed] == ends
     for refused, named in (({"prompt": [1, 2]}, "prompts of text"), ({"logprobs": 1}, "`logprobs`")):
         with pytest.raises(openai.BadRequestError, match=named):
             client.completions.create(**{**asked, **refused})
+
+
+def test_tokens_that_the_model_has_not_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="3 is no token of model 'words'") as caught:
+        client.completions.create(model="words", prompt=[[1], [2, 3]])
+    assert caught.value.param == "prompt"
 
 
 def test_a_chat_has_the_prompt_of_its_template(client: openai.OpenAI) -> None:

@@ -19,6 +19,7 @@ from conch_llm.frontend.openai_answers import (
     WholeAnswer,
     joined,
 )
+from conch_llm.language.tool_calls import tool_call_parser
 
 TOKEN: dict[str, Any] = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
@@ -61,6 +62,29 @@ def test_a_completion_streams_these_bytes() -> None:
         f'{start}{{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}}]}}\n\n'
         "data: [DONE]\n\n"
     )
+
+
+def test_a_chunk_has_one_entry_for_each_call() -> None:
+    """Some clients take the last entry of a chunk as a call's name and arguments."""
+    parser = tool_call_parser("hermes")
+    written = "".join(
+        f'<tool_call>{{"name": "{name}", "arguments": {{"a": 1}}}}</tool_call>' for name in ("f", "g")
+    )
+    text, calls = parser.feed(written)
+    assert not text
+    streamed = StreamedAnswer(head(CHAT_ANSWER)).events([Delta(tool_calls=calls)]).decode()
+    found = json.loads(streamed.split("data: ")[-1])["choices"][0]["delta"]["tool_calls"]
+    assert [list(each) for each in found] == [["index", "id", "type", "function"]] * 2
+    functions = [(each["index"], each["function"]) for each in found]
+    assert functions == [(index, {"name": name, "arguments": '{"a": 1}'}) for index, name in enumerate("fg")]
+
+
+def test_log_probabilities_of_several_deltas_may_lack_alternatives() -> None:
+    answer = WholeAnswer(head(COMPLETION_ANSWER))
+    part = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": None, "text_offset": [0]}
+    answer.add([Delta("a", logprobs=part), Delta("a", logprobs=part), Delta("", finish_reason="stop")])
+    (choice,) = json.loads(answer.body())["choices"]
+    assert choice["logprobs"]["tokens"] == ["a", "a"] and choice["logprobs"]["top_logprobs"] is None
 
 
 def test_a_text_chunk_is_small() -> None:

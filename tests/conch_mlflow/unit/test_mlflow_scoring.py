@@ -79,6 +79,7 @@ CSV = 's,a,n,b\nx,2.5,1,True\n"ü",,-3,false\n'.encode()
         ({"dataframe_records": RECORDS, "params": None}, "application/json"),
         ({"instances": RECORDS}, ""),
         ({"inputs": {name: [row[name] for row in RECORDS] for name in "abns"}}, "application/json"),
+        ({"inputs": RECORDS}, "application/json"),
         (CSV, "text/csv"),
     ],
 )
@@ -87,6 +88,31 @@ def test_one_table_in_every_format(body: Any, kind: str) -> None:
     a = found.pop("a")
     assert a[0] == 2.5 and np.isnan(a[1])
     assert found == {"n": [[1], [-3]], "s": [b"x", "ü".encode()], "b": [True, False]}
+
+
+@pytest.mark.parametrize("name", ["dataframe_records", "inputs", "instances"])
+def test_a_null_in_a_column_of_texts_is_refused_where_it_stands(name: str) -> None:
+    """An element of BYTES can't be missing."""
+    records = [{**RECORDS[0]}, {**RECORDS[1], "s": None}]
+    with pytest.raises(InvalidArgumentError, match=r"'s' has a null at \[1\], and a text can't be missing"):
+        tensors({name: records}, BY_COLUMN, signature(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("FP32", 1e39), ("FP32", -3.5e38), ("FP16", 65520), ("FP16", 10**6), ("INT8", 128)],
+)
+def test_a_number_beyond_its_type_is_refused(datatype: str, value: float) -> None:
+    model, of = spec(TensorSpec("x", datatype, (-1,))), signature([{"type": "double", "name": "x"}])
+    bodies: list[Any] = [{"inputs": {"x": [1, value]}}, {"inputs": [1, value]}]
+    for body in bodies:
+        with pytest.raises(InvalidArgumentError, match=f"'x' must have numbers of type {datatype}, without"):
+            tensors(body, model, of)
+
+
+def test_infinity_stays_infinity() -> None:
+    model, of = spec(TensorSpec("x", "FP16", (-1,))), signature([{"type": "double", "name": "x"}])
+    assert tensors(b"x\ninf\n-inf\n", model, of, "text/csv") == {"x": [np.inf, -np.inf]}
 
 
 def test_a_table_in_parquet() -> None:
@@ -156,6 +182,8 @@ def test_params_are_inputs_and_others_are_refused() -> None:
             "true or false, not 1",
         ),
         ({"dataframe_records": [{"a": 1}]}, "application/json", "has no 'n'"),
+        ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "application/json", r"'s' has a null at \[\]"),
+        ({"inputs": [{"a": 1}, 2]}, "application/json", "'inputs' must be a list of objects"),
         ({"inputs": [1]}, "application/json", "several inputs"),
         ({"inputs": {"a": [[1], [1, 2]]}}, "application/json", "'a' is no regular array"),
         (b"a,n\n1\n", "text/csv", "row 1 of the CSV has 1 values"),

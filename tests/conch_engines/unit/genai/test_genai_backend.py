@@ -59,6 +59,13 @@ def test_both_routes(model: conch.testing.LoadedModel) -> None:
     assert sum(delta.tokens for delta in default) == 16
 
 
+@pytest.mark.parametrize("wrong", [266, 99999, -1])
+def test_a_token_that_the_model_has_not_is_refused(model: conch.testing.LoadedModel, wrong: int) -> None:
+    with pytest.raises(conch.testing.ModelError, match=rf"prompt\[1\]: {wrong} is no token of the model"):
+        deltas(model, COMPLETIONS, {"prompt": [5, wrong]})
+    assert deltas(model, COMPLETIONS, {"prompt": [5, 265], "max_tokens": 1})
+
+
 def test_the_text_contract(model: conch.testing.LoadedModel) -> None:
     sampling = json.dumps({"max_tokens": 4, "temperature": 0, "ignore_eos": True})
     (found,) = model.run({"text_input": ["hello"], "sampling_parameters": [sampling]})
@@ -76,6 +83,53 @@ def test_a_forced_tool_is_called(model: conch.testing.LoadedModel, choice: Any) 
     assert calls[0]["name"] == "switch"
     assert isinstance(json.loads("".join(call["arguments"] for call in calls))["on"], bool)
     assert found[-1].finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
+def test_a_forced_tool_may_refer_to_itself(model: conch.testing.LoadedModel) -> None:
+    """The arguments may hold arguments, not calls."""
+    properties = {"v": {"enum": [7]}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": ["v", "next"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in "fg"]
+    depths = set()
+    for seed in range(8):
+        sampling = {"temperature": 50, "max_tokens": 1500, "seed": seed}
+        body = conversation("hello", tools=tools, tool_choice="required", **sampling)
+        calls = [call["function"] for delta in deltas(model, CHAT, body) for call in delta.tool_calls]
+        node, depth = json.loads("".join(call["arguments"] for call in calls)), 0
+        while node is not None:
+            assert node.keys() == {"v", "next"} and node["v"] == 7
+            node, depth = node["next"], depth + 1
+        depths.add(depth)
+    assert max(depths) > 1
+
+
+def test_prompts_are_those_of_conchs_chat_templates(tmp_path: Path) -> None:
+    """Of the engine's own file, and of a file beside it."""
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "switch"}}]},
+    ]
+
+    def prompt(model: conch.testing.LoadedModel) -> Any:
+        found: Any = {}
+        for route, body in (("/tokenize", {"messages": turns}), ("/detokenize", found)):
+            (response,) = model.run(**asked(route, body))
+            found.update(json.loads(response["text_output"][0]))
+        return found["prompt"]
+
+    directory = random_model(tmp_path, CONCH_PLACEMENT="in_process")
+    with conch.testing.load(directory) as model:
+        begin, end = "<|im_start|>", "<|im_end|>\n"
+        assert prompt(model) == f"{begin}user\na\nb{end}{begin}assistant\n{end}{begin}assistant\n"
+    written = "{{ bos_token }}{% for m in messages %}{{ m.content.lower() }}{{ m.role[0] }}{% endfor %}"
+    (directory / "1" / "chat_template.jinja").write_text(written)
+    with conch.testing.load(directory) as model:
+        assert prompt(model) == "<|im_start|>a\nbua"
 
 
 def test_an_auto_choice_reads_calls_in_the_text(tmp_path: Path) -> None:

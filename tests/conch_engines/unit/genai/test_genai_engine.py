@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch_engines.genai.blanks import MOST_BLANKS, Blanks
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
 from conch_engines.genai.random_model import CONTEXT, write_random_model
@@ -173,6 +174,19 @@ def test_a_prompt_beyond_the_context_is_refused(engine: Any) -> None:
         asyncio.run(answer(engine, "a" * CONTEXT))
 
 
+def test_a_text_that_the_tokenizer_cuts_is_refused(engine: Any) -> None:
+    """The engine's tokenizer keeps the last 8192 tokens, and does not say so."""
+    for count in (100, 8191):
+        assert len(engine.encode("c" * count, False)) == count
+    for text in ("ab " * 5000, "b" * 8193, "b" * 8193, "d " * 5000):
+        for special in (False, True):
+            with pytest.raises(
+                InvalidArgumentError,
+                match=rf"^This model's maximum context length is {CONTEXT} tokens.*at least 8192 tokens",
+            ):
+                engine.encode(text, special)
+
+
 def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
     written = "é € 😀 thing on"
     stream, decoder = TextStream(), TextDecoder(engine.tokenizer)
@@ -184,6 +198,49 @@ def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
         pieces.append(stream.text)
     assert "".join(pieces) == written
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def coded(token: str) -> bytes:
+    """The bytes of a token of a completion's log probabilities."""
+    parts = token.removeprefix("bytes:").split("\\x")
+    return bytes.fromhex("".join(parts)) if parts[1:] else token.encode()
+
+
+@pytest.mark.parametrize("text", ["the é thing", "€ 😀"])
+def test_log_probabilities_have_the_bytes_of_each_token(engine: Any, text: str) -> None:
+    grammar = Grammar("grammar", f"root ::= {json.dumps(text, ensure_ascii=False)}")
+    found: dict[bool, list[Any]] = {}
+    for as_chat in (True, False):
+        sampling = Sampling({**GREEDY, "logprobs": 1}, grammar, True, True)
+        deltas = asyncio.run(collected(engine.generate([5], 40, sampling, as_chat)))
+        found[as_chat] = [delta.logprobs for delta in deltas if delta.logprobs]
+    entries = [entry for part in found[True] for entry in part]
+    tokens = [bytes(entry["bytes"]) for entry in entries]
+    assert b"".join(tokens) == text.encode() + b"<|im_end|>"
+    assert all(entry["top_logprobs"][0]["bytes"] == entry["bytes"] for entry in entries)
+
+    def listed(name: str) -> list[Any]:
+        return [each for part in found[False] for each in part[name]]
+
+    assert [coded(each) for each in listed("tokens")] == tokens
+    assert [list(each) for each in listed("top_logprobs")] == [[each] for each in listed("tokens")]
+    starts = [len(b"".join(tokens[:count])) for count in range(len(tokens))]
+    begun = [len(text.encode()[:start].decode(errors="replace")) for start in starts]
+    assert listed("text_offset") == begun
+
+
+async def collected(deltas: Any) -> list[Delta]:
+    return [delta async for delta in deltas]
+
+
+def test_json_that_goes_on_with_blanks_ends(engine: Any) -> None:
+    schema = Grammar("json_schema", '{"type": "object"}')
+    endless = asyncio.run(answer(engine, "a thing", 2000, grammar=schema))
+    assert text(endless).strip() == "{" and endless[-1].finish_reason == "length"
+    assert MOST_BLANKS < len(text(endless)) < 2 * MOST_BLANKS
+    # Those within texts are not counted, nor those between values.
+    blanks = json.dumps({"a": " " * 2 * MOST_BLANKS, "b": 1}, indent=4)
+    assert not any(map(Blanks().endless, [*blanks, "\n", " "]))
 
 
 def test_a_folder_answers_as_its_gguf_file(engine: Any, tmp_path: Path) -> None:

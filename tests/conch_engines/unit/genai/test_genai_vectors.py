@@ -41,8 +41,88 @@ def test_each_text_has_the_vector_that_it_has_alone(tmp_path: Path, pooling: str
     assert (likeness > 0.999) == (pooling == "cls")  # whose token begins all texts
 
 
+POOLING = "1_Pooling/config.json"
+MODULES = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+POOLED = [*MODULES, {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+NORMALIZED = [*POOLED, {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]
+
+
+def described(root: Path, files: dict[str, Any], **parameters: str) -> Path:
+    """A model with files of Sentence Transformers in its folder."""
+    directory = random_vectors(root, EMBEDDER, **IN_PROCESS, **parameters)
+    for name, content in files.items():
+        path = directory / "1" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "parameters", "same"),
+    [
+        ({POOLING: {"pooling_mode_mean_tokens": True}}, {}, {"pooling": "mean"}),
+        (
+            {POOLING: {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": False}},
+            {},
+            {"pooling": "cls"},
+        ),
+        ({POOLING: {"pooling_mode": "lasttoken"}, "modules.json": NORMALIZED}, {}, {"pooling": "last_token"}),
+        (
+            {POOLING: {"pooling_mode_mean_tokens": True}, "modules.json": POOLED},
+            {},
+            {"pooling": "mean", "normalize": "false"},
+        ),
+        (
+            {"pool/config.json": {"pooling_mode": ["mean"]}, "modules.json": [{**POOLED[1], "path": "pool"}]},
+            {"normalize": "true"},
+            {"pooling": "mean"},
+        ),
+        (
+            {POOLING: {"pooling_mode_max_tokens": True}, "modules.json": POOLED},
+            {"pooling": "cls"},
+            {"pooling": "cls", "normalize": "false"},
+        ),
+    ],
+)
+def test_a_folder_says_how_vectors_are_made(
+    tmp_path: Path, files: dict[str, Any], parameters: dict[str, str], same: dict[str, str]
+) -> None:
+    def vector(directory: Path) -> Any:
+        with conch.testing.load(directory) as model:
+            return answer(model, EMBED, input="hello")["data"][0]
+
+    expected = vector(random_vectors(tmp_path / "expected", EMBEDDER, **IN_PROCESS, **same))
+    assert vector(described(tmp_path, files, **parameters)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, "1_Pooling/config.json' does not say .*: set parameter 'pooling' to cls, mean or last_token"),
+        ({POOLING: {"pooling_mode_max_tokens": True}}, "asks for max: set parameter 'pooling'"),
+        (
+            {POOLING: {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
+            "asks for cls and mean: set",
+        ),
+        ({POOLING: []}, "must have a JSON object"),
+        ({"modules.json": ["x.Pooling"]}, "modules.json' has None"),
+        ({"modules.json": {}}, "modules.json' must have a JSON list"),
+        (
+            {POOLING: {"pooling_mode": "cls"}, "modules.json": [*POOLED, {"type": "x.Dense"}]},
+            "modules.json' has Dense, which the engine does not apply",
+        ),
+    ],
+)
+def test_a_pooling_is_not_guessed(tmp_path: Path, files: dict[str, Any], problem: str) -> None:
+    with (
+        pytest.raises(conch.testing.ModelError, match=problem),
+        conch.testing.load(described(tmp_path, files)),
+    ):
+        pass
+
+
 def test_vectors_may_keep_their_length(tmp_path: Path) -> None:
-    directory = random_vectors(tmp_path, EMBEDDER, **IN_PROCESS, normalize="false")
+    directory = random_vectors(tmp_path, EMBEDDER, **IN_PROCESS, pooling="cls", normalize="false")
     with conch.testing.load(directory) as model:
         (vector,) = answer(model, EMBED, input="hello")["data"]
     assert abs(np.linalg.norm(vector) - 1) > 0.01
@@ -80,7 +160,8 @@ def test_scores(tmp_path: Path) -> None:
 def test_requests_that_are_refused(
     tmp_path: Path, architecture: str, route: str, body: dict[str, Any], problem: str
 ) -> None:
-    with conch.testing.load(random_vectors(tmp_path, architecture, **IN_PROCESS)) as model:
+    parameters = {"pooling": "cls"} if architecture == EMBEDDER else {}
+    with conch.testing.load(random_vectors(tmp_path, architecture, **IN_PROCESS, **parameters)) as model:
         with pytest.raises(conch.testing.ModelError, match=problem) as caught:
             answer(model, route, **body)
         assert caught.value.code == "INVALID_ARG"
@@ -105,14 +186,14 @@ def test_configs_that_are_refused(
 
 
 def test_a_parameter_has_the_last_word_on_the_task(tmp_path: Path) -> None:
-    directory = random_vectors(tmp_path, "Qwen3ForCausalLM", **IN_PROCESS, CONCH_TASK="embed")
+    directory = random_vectors(tmp_path, "Qwen3ForCausalLM", **IN_PROCESS, CONCH_TASK="embed", pooling="cls")
     with conch.testing.load(directory) as model:
         assert len(answer(model, EMBED, input="a")["data"]) == 1
     with pytest.raises(conch.testing.ModelError, match="needs a folder of OpenVINO, not GGUF"):
-        conch.testing.load(random_model(tmp_path, CONCH_TASK="embed"))
+        conch.testing.load(random_model(tmp_path, CONCH_TASK="embed", pooling="cls"))
 
 
 @pytest.mark.process
 def test_in_a_worker(tmp_path: Path) -> None:
-    with conch.testing.load(random_vectors(tmp_path, EMBEDDER), placement="worker") as model:
+    with conch.testing.load(random_vectors(tmp_path, EMBEDDER, pooling="cls"), placement="worker") as model:
         assert len(answer(model, EMBED, input=["a", "b"])["data"]) == 2

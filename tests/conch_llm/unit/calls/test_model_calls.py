@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch_llm.calls.generation import EmbeddingCall, Embeddings, FieldError, Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
-from conch_llm.contract import CHAT, COMPLETIONS, CONTENT_TYPE, ROUTE, STATUS
+from conch_llm.calls.vectors import embedding_request
+from conch_llm.contract import CHAT, COMPLETIONS, CONTENT_TYPE, ROUTE, STATUS, TOKENIZE
 from conch_llm.deltas import Delta, encode_deltas
 
 TEXT = (TensorSpec("text_input", "BYTES", (1,)),)
@@ -269,6 +271,51 @@ def test_inputs_are_embedded_by_rows_of_batches() -> None:
         with pytest.raises(FieldError) as refused:
             embedded(make_model(spec, execute, allows_inline=False), *inputs, dimensions=size)
         assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [("a b c d", "has 4 tokens, and model 'm' takes at most 3"), ([1, 9], "9 is no token of model 'm'")],
+)
+def test_inputs_that_do_not_fit_the_tokenizer_are_refused(given: str | list[int], problem: str) -> None:
+    spec = make_spec(1, (TensorSpec("ids", "INT64", (-1,)),), (TensorSpec("v", "FP32", (3,)),))
+    call = EmbeddingCall({}, b"{}", [given], None, "id")
+    with pytest.raises(FieldError, match=problem) as refused:
+        embedding_request(spec, call, given, Letters())
+    assert refused.value.param == "input"
+    embedding_request(spec, call, "a b c", Letters())
+
+
+class Letters:
+    """A tokenizer of letters between spaces, for a model that takes 3."""
+
+    longest: int | None = 3
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text.split()]
+
+    def count(self, text: str, add_special_tokens: bool = True) -> int:
+        return len(self.encode(text))
+
+    def stranger(self, ids: Sequence[int]) -> int | None:
+        return max(ids) if max(ids) > 3 else None
+
+
+def test_an_echo_is_counted_by_the_model_that_has_the_tokenizer() -> None:
+    def script(request: InferenceRequest) -> None:
+        assert (request.parameters or {})[ROUTE] == TOKENIZE
+        body = json.loads(request.inputs["text_input"].numpy()[0])
+        respond(request, json.dumps({"tokens": body["prompt"].split()}).encode())
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> list[Delta]:
+        call = replace(asked(), fields={"prompt": ["a b c", "d e"]}, max_tokens=0)
+        return await all_of(await calls.echo(model, call, Caller()))
+
+    spec = make_spec(inputs=TEXT, outputs=OUT, decoupled=True)
+    model = decoupled(script, replace(spec, parameters={"CONCH_LLM": "complete,tokenize"}))
+    found = run(model, use)
+    assert [(delta.text, delta.prompt_tokens) for delta in found] == [("a b c", 5), ("d e", None)]
 
 
 def test_vectors_of_tokens_are_refused() -> None:

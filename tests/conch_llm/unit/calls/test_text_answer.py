@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -81,6 +83,11 @@ def test_counts_of_the_model_make_the_usage_and_the_reason() -> None:
 class Words:
     """Counts words."""
 
+    longest: int | None = None
+
+    def stranger(self, ids: Sequence[int]) -> int | None:
+        return None
+
     def encode(self, text: str) -> list[int]:
         return [len(word) for word in text.split()]
 
@@ -94,6 +101,19 @@ def test_a_tokenizer_counts_for_models_that_do_not() -> None:
     assert (delta.prompt_tokens, delta.tokens, delta.finish_reason) == (3, 3, "stop")
 
 
+def bytes_of(entries: dict[str, Any]) -> Any:
+    given = response("")
+    given.outputs.append(Tensor.from_array("logprobs", np.array([json.dumps([entries]).encode()], object)))
+    (found,) = TextAnswer(0, AnswerForm("text_output", "delta", logprobs=1, chat=True)).read(given, True)
+    return found.logprobs[0]["bytes"]
+
+
+def test_a_prompt_of_tokens_is_counted() -> None:
+    form = AnswerForm("text_output", "delta", 9, Words(), [5, 6, 7], counts_prompt=True)
+    (delta,) = TextAnswer(0, form).read(response("three four"), True)
+    assert (delta.prompt_tokens, delta.tokens) == (3, 2)
+
+
 def test_log_probabilities_have_the_shapes_of_both_routes() -> None:
     tokens = [
         {
@@ -102,6 +122,8 @@ def test_log_probabilities_have_the_shapes_of_both_routes() -> None:
         },
         {"6": {"logprob": -0.2, "rank": 1, "decoded_token": "a"}},
     ]
+    broken = {"7": {"logprob": -1.0, "rank": 1, "decoded_token": "\ufffd"}}
+    assert bytes_of(broken) is None  # the engine does not tell them
     given = response("üa")
     given.outputs.append(Tensor.from_array("logprobs", np.array([json.dumps(tokens).encode()], object)))
     (chat,) = TextAnswer(0, AnswerForm("text_output", "delta", logprobs=1, chat=True)).read(given, True)

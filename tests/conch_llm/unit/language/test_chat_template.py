@@ -68,6 +68,30 @@ def test_content_takes_the_form_of_the_template() -> None:
     assert ChatTemplate({"default": GEMMA.template}).render(USER).startswith("<start_of_turn>user\nhi<end")
 
 
+QWEN3_TURN = (
+    "{% for m in messages[::-1] %}{% endfor %}{% for m in messages %}"
+    "{% if '</think>' in m.content %}x{% endif %}{{ m.content.lstrip('\\n') }}"
+    "{% if m.tool_calls is defined %}{% for call in m.tool_calls %}{{ call.function.arguments | tojson }}"
+    "{% endfor %}{% endif %}{% if m.refusal is defined %}refused{% endif %}{% endfor %}"
+)
+"""Uses of a turn as in Qwen3's template."""
+PARTS = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": "{}"}])
+def test_a_turn_of_calls_alone_is_an_empty_text(content: Any, arguments: Any) -> None:
+    """As clients send back what they got, with a null for each member that was not there."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
+    turn = {"role": "assistant", "tool_calls": [call], "refusal": None, **content}
+    assert render(QWEN3_TURN, [turn]) == "{}"
+    assert render(PARTS, [turn]).strip("<>") == ""
+    nones: list[Any] = [None, []]
+    for none in nones:
+        assert render(QWEN3_TURN, [{**turn, "content": "a", "tool_calls": none}]) == "a"
+        assert render("{{ 'tool_calls' in messages[0] }}", [{**turn, "tool_calls": none}]) == "False"
+
+
 def test_a_picture_for_a_template_of_text_is_refused() -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.content\[0\]: .* takes text only"):
@@ -151,6 +175,13 @@ def test_places_in_order(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("file {{ bos_token }}")
     found = load_chat_template(version, tokenizer=str(folder))
     assert found and found.render(USER) == "file <s>"
+
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("file's tools {{ tools | length }}")
+    found = load_chat_template(version, tokenizer="tokens")
+    assert found and found.render(USER) == "file <s>"
+    assert found.render(USER, tools=[{}, {}]) == "file's tools 2"
 
     (version / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own", "bos_token": "<b>"}))
     found = load_chat_template(version, tokenizer="tokens")

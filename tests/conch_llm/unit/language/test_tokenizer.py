@@ -37,6 +37,17 @@ def test_counts_encodes_and_decodes(folder: Path) -> None:
     assert tokenizer.decode([0, 2, 3], skip_special_tokens=True) == "one two"
 
 
+def test_all_tokens_count_of_a_file_that_cuts_and_fills(folder: Path) -> None:
+    file = folder / "tokens" / "tokenizer.json"
+    cutting = Tokenizer.from_file(str(file))
+    cutting.enable_truncation(3)
+    cutting.enable_padding(length=3)
+    cutting.save(str(file))
+    tokenizer = load_tokenizer(folder / "tokens")
+    assert tokenizer and tokenizer.longest == 3
+    assert [tokenizer.count(text) for text in ("one", "one two one two", "one " * 2000)] == [2, 5, 2001]
+
+
 @pytest.mark.parametrize("wrong", [4, -1, 1 << 32])
 def test_an_id_that_is_no_token_is_refused(folder: Path, wrong: int) -> None:
     tokenizer = load_tokenizer(folder / "tokens")

@@ -94,6 +94,20 @@ def test_the_chat_template_makes_the_prompt(tmp_path: Path, method: str) -> None
         assert choices(deltas(model, CHAT, conversation("a", tools=[{}]))) == {0: "<user>a1"}
 
 
+def test_the_reasoning_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
+    source = """
+    async def complete(self, request):
+        yield request.prompt
+    """
+    directory = text_model(tmp_path, source)
+    (directory / "1" / "chat_template.jinja").write_text("{{ reasoning_effort }}")
+    with conch.testing.load(directory) as model:
+        body = conversation("a", reasoning_effort="low")
+        assert choices(deltas(model, CHAT, body)) == {0: "low"}
+        body["chat_template_kwargs"] = {"reasoning_effort": "high"}
+        assert choices(deltas(model, CHAT, body)) == {0: "high"}
+
+
 def test_the_route_chooses_the_adapter(tmp_path: Path) -> None:
     source = """
     async def complete(self, request):
