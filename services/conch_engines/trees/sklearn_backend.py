@@ -38,7 +38,7 @@ class SklearnBackend(NamedOutputsBackend):
         # Imported late, and here so that a missing package is an error of the backend.
         import skops.io  # noqa: F401
 
-    def describe(self, path: Path, kind: str, model: str) -> Offer:
+    def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
         """Opens the estimator and predicts a row of zeros, as estimators do not say what they return."""
         estimator = open_estimator(path, model)
         features = getattr(estimator, "n_features_in_", None)
