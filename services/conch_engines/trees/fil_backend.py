@@ -96,7 +96,7 @@ class FilBackend(Backend):
         self._open(spec)
 
     def warnings(self, spec: ModelSpec) -> Iterable[str]:
-        """What the config should say of the model."""
+        """Choices that the config leaves open."""
         return self._open(spec).forest.warnings
 
     def load(self, spec: ModelSpec) -> BackendModel:

@@ -24,7 +24,7 @@ THRESHOLD = "threshold"
 PREDICT_PROBA = "predict_proba"
 ALLOW_UNKNOWN_FIELD = "xgboost_allow_unknown_field"
 CPU_THREADS = "cpu_nthread"
-BEST_ITERATION = "best_iteration"
+BEST_ITERATION = "CONCH_BEST_ITERATION"
 _LAYOUT = "layout"
 
 NAMES = (

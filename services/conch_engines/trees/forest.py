@@ -96,7 +96,9 @@ class TreeliteEngine:
                 iterations, warnings = choose_iterations(source, best_iteration, path, model)
                 if iterations:
                     content, kind = source.best_as_json(), XGBOOST_JSON
-                loaded = self._parse_xgboost(content, kind, allow_unknown_field)
+                frontend = self._treelite.frontend
+                parse = frontend.from_xgboost_json if kind == XGBOOST_JSON else frontend.from_xgboost_ubjson
+                loaded = parse(content, allow_unknown_field=allow_unknown_field)
             else:
                 iterations, warnings = choose_iterations(None, best_iteration, path, model)
                 loaded = self._load(path, kind, model)
@@ -105,11 +107,6 @@ class TreeliteEngine:
         except (DamagedError, self._treelite.TreeliteError, OSError, UnicodeDecodeError) as error:
             raise unreadable(path, kind, model, self._messages.last or _reason(error)) from error
         return Forest(self, loaded, model, iterations, warnings)
-
-    def _parse_xgboost(self, content: bytes, kind: str, allow_unknown_field: bool) -> Any:
-        frontend = self._treelite.frontend
-        parse = frontend.from_xgboost_json if kind == XGBOOST_JSON else frontend.from_xgboost_ubjson
-        return parse(content, allow_unknown_field=allow_unknown_field)
 
     def _load(self, path: Path, kind: str, model: str) -> Any:
         treelite = self._treelite
@@ -182,7 +179,7 @@ class Forest:
         has_vectors: True if leaves hold a value for each class.
         is_classifier: True if it was trained as one.
         iterations: Iterations of the booster that are used; 0 for all.
-        warnings: Texts on what the config should say.
+        warnings: Choices that the config leaves open.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 from conch_engines.trees.boosters import file_content, lightgbm_contributions, open_lightgbm, threads_for
 from conch_engines.trees.fil_parameters import BEST_ITERATION, CPU_THREADS, boolean
@@ -59,9 +60,9 @@ class LightgbmBackend(NamedOutputsBackend):
             outputs[PREDICT_PROBA] = "FP64", (max(header.outputs, 2),)
         return Offer(header.features, "FP64", outputs, {})
 
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the booster."""
-        return _LightgbmFunction(open_lightgbm(path, model), threads, offer)
+        return _LightgbmFunction(open_lightgbm(path, spec.name), threads, offer)
 
 
 class _LightgbmFunction:

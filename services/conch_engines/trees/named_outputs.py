@@ -55,7 +55,7 @@ class Offer:
         columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
         rows: True if the columns may come as rows of one input.
         iterations: Iterations of a booster that are used; 0 for all.
-        warnings: Texts on what the config should say.
+        warnings: Choices that the config leaves open.
     """
 
     features: int
@@ -115,7 +115,7 @@ class NamedOutputsBackend(Backend):
         """Checks a model file and says what it offers with the parameters of a config."""
 
     @abstractmethod
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens a model file that was described."""
 
     def complete_config(
@@ -138,14 +138,14 @@ class NamedOutputsBackend(Backend):
         self._describe(spec)
 
     def warnings(self, spec: ModelSpec) -> Iterable[str]:
-        """What the config should say of the model."""
+        """Choices that the config leaves open."""
         return self._describe(spec)[2].warnings
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Opens the model, which all instances share."""
         path, kind, offer = self._describe(spec)
         threads = cpu_threads(spec)
-        function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), spec, offer)
+        function = _RowFunction(self.open_model(path, kind, spec, threads, offer), spec, offer)
         log.info("model '%s': up to %d threads in each instance", spec.name, threads)
         return SharedModel(spec, function, offer.warnings)
 

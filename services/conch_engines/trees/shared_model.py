@@ -44,7 +44,7 @@ class SharedModel(BackendModel):
     Args:
         spec: The spec that inputs are gathered and outputs scattered by.
         function: Called by several threads at the same time.
-        warnings: What the config should say of the model.
+        warnings: Choices that the config leaves open.
     """
 
     def __init__(self, spec: ModelSpec, function: SharedFunction, warnings: Iterable[str] = ()) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 from conch_engines.trees.boosters import (
     SMALL_ROWS,
@@ -84,10 +85,10 @@ class XgboostBackend(NamedOutputsBackend):
             warnings=warnings,
         )
 
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens one booster, or one for small batches and one for large ones, as each has fixed threads."""
-        small = open_xgboost(path, kind, model, 1)
-        large = small if threads == 1 else open_xgboost(path, kind, model, threads)
+        small = open_xgboost(path, kind, spec.name, 1)
+        large = small if threads == 1 else open_xgboost(path, kind, spec.name, threads)
         if PREDICT_PROBA in offer.outputs and offer.outputs[MARGIN][1] != (1,):
             for booster in {id(each): each for each in (small, large)}.values():
                 # `multi:softmax` returns class ids, of which no probabilities can be made.

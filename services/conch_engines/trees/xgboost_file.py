@@ -156,22 +156,22 @@ def choose_iterations(
 
     Args:
         found: The model; None for files that name no best iteration.
-        wanted: The parameter `best_iteration`.
+        wanted: The parameter `CONCH_BEST_ITERATION`.
         path: The model's file.
         model: The model's name.
     """
     best = found.best if found else 0
     if wanted and not best:
         raise InvalidArgumentError(
-            f"unable to load model '{model}': parameter 'best_iteration' is 'true', but '{path}' names no "
-            f"best iteration: XGBoost writes one after early stopping, and LightGBM saves no trees behind "
-            f"it; leave the parameter out"
+            f"unable to load model '{model}': parameter 'CONCH_BEST_ITERATION' is 'true', but '{path}' "
+            f"names no best iteration: XGBoost writes one after early stopping, and LightGBM saves no trees "
+            f"behind it; leave the parameter out"
         )
     if wanted is None and found and 0 < best < found.iterations:
         return 0, (
             f"model '{model}': early stopping found iteration {best} of {found.iterations} the best, and all "
-            f"are used; set parameter 'best_iteration' to 'true' to stop there, as XGBoost's classes for "
-            f"scikit-learn do, or to 'false' to use all",
+            f"are used; set parameter 'CONCH_BEST_ITERATION' to 'true' to stop there, as XGBoost's "
+            f"classes for scikit-learn do, or to 'false' to use all",
         )
     return best if wanted else 0, ()
 
@@ -321,8 +321,8 @@ def _check_categories(tree: Mapping[str, Any], count: int, inner: Array) -> None
     _require(len(nodes) == len(starts) == len(sizes), "categories that are missing")
     _require(np.array_equal(nodes, np.flatnonzero((kinds == 1) & inner)), "splits by unknown categories")
     _require(_within(sizes, 1, len(categories) + 1), "a split by no categories")
-    _require(_within(starts, 0, len(categories)), "splits by unknown categories")
-    _require(bool((starts + sizes <= len(categories)).all()), "splits by unknown categories")
+    inside = _within(starts, 0, len(categories)) and _within(starts + sizes, 0, len(categories) + 1)
+    _require(inside, "splits by unknown categories")
     _require(_within(categories, 0, _MOST), "an impossible category")
 
 
@@ -390,8 +390,8 @@ def _count(of: Mapping[str, Any], name: str, default: int | None = None) -> int:
 def _numbers(values: Any, count: int | None, name: str) -> Array:
     try:
         array = np.asarray(values)
-    except ValueError:
-        raise DamagedError(f"{name} is no list of numbers") from None
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
     if array.ndim != 1 or (array.dtype.kind not in "biuf" and len(array)):
         raise DamagedError(f"{name} is missing, or no list of numbers")
     if count is not None and len(array) != count:

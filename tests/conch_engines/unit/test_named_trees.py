@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -172,12 +173,12 @@ def test_early_stopping_leaves_the_choice_to_the_config(
     booster.save_model(harness.directory("m", {}) / "1" / file)
     text = (
         "model 'm': early stopping found iteration 3 of 6 the best, and all are used; set parameter "
-        "'best_iteration' to 'true' to stop there, as XGBoost's classes for scikit-learn do, or to 'false' "
-        "to use all"
+        "'CONCH_BEST_ITERATION' to 'true' to stop there, as XGBoost's classes for scikit-learn do, or to "
+        "'false' to use all"
     )
     matrix, count = xgboost.DMatrix(CLEAN), len(CLEAN)
     for choice, end in (("", 0), ("false", 0), ("true", 3)):
-        given = {"best_iteration": choice} if choice else {}
+        given = {"CONCH_BEST_ITERATION": choice} if choice else {}
         warnings = () if choice else (text,)
         options = {"iteration_range": (0, end)}
         named = XgboostBackend()
@@ -206,8 +207,10 @@ def test_a_best_iteration_that_no_file_names_is_refused(harness: Harness) -> Non
     lightgbm_model("binary", directory / "model.txt")
     fil: Any = FilBackend()
     for backend in (XgboostBackend(), LightgbmBackend(), fil):
-        with pytest.raises(InvalidArgumentError, match=r"'best_iteration' is 'true', but '.*' names no best"):
-            load(harness, backend, best_iteration="true")
+        with pytest.raises(
+            InvalidArgumentError, match=r"'CONCH_BEST_ITERATION' is 'true', but '.*' names no best"
+        ):
+            load(harness, backend, CONCH_BEST_ITERATION="true")
 
 
 @pytest.mark.parametrize("kind", ["binary", "multi", "regression", "linear"])
@@ -305,6 +308,134 @@ def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harne
     found = answers(harness, load(harness, SklearnBackend()), rows)
     assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
     np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+
+
+def estimators() -> dict[str, Any]:
+    """Estimators that need types which skops does not trust."""
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.cluster import BisectingKMeans
+    from sklearn.ensemble import RandomForestClassifier, StackingClassifier, VotingClassifier
+    from sklearn.feature_selection import SelectKBest
+    from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import DotProduct, Matern, WhiteKernel
+    from sklearn.linear_model import LogisticRegression, Ridge, TweedieRegressor
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold, TunedThresholdClassifierCV
+    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, RadiusNeighborsRegressor
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import KBinsDiscretizer, SplineTransformer
+
+    logistic = LogisticRegression()
+    forest = RandomForestClassifier(2, n_jobs=2, random_state=0)
+    parts = [("linear", logistic), ("forest", forest)]
+    kernel = Matern() + WhiteKernel() + DotProduct() ** 2
+    found = [
+        *(KNeighborsClassifier(), KNeighborsRegressor(algorithm="ball_tree", metric="manhattan")),
+        *(RadiusNeighborsRegressor(9, p=3), TweedieRegressor(power=1.5), BisectingKMeans(2)),
+        *(MLPClassifier(max_iter=3), MLPRegressor(max_iter=3, solver="sgd")),
+        *(StackingClassifier(parts), VotingClassifier(parts, voting="soft")),
+        *(CalibratedClassifierCV(logistic), CalibratedClassifierCV(forest, method="isotonic")),
+        GridSearchCV(forest, {"max_depth": [1, 2]}, scoring=["f1", "roc_auc"], refit="f1", n_jobs=1),
+        GridSearchCV(logistic, {"C": [1, 2]}, cv=StratifiedKFold(2)),
+        *(TunedThresholdClassifierCV(logistic), GaussianProcessClassifier(DotProduct())),
+        *(GaussianProcessRegressor(kernel), make_pipeline(SelectKBest(k=2), Ridge())),
+        make_pipeline(SplineTransformer(), KBinsDiscretizer(2, quantile_method="linear"), Ridge()),
+    ]
+    return {f"{number} {type(each).__name__}": each for number, each in enumerate(found)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of trainings that end early
+@pytest.mark.parametrize("name", estimators())
+def test_estimators_of_scikit_learn_are_served(harness: Harness, name: str) -> None:
+    import skops.io
+
+    estimator = estimators()[name].fit(CLEAN.astype(np.float64), labels("binary"))
+    path = harness.directory("m", {}) / "1" / "model.skops"
+    skops.io.dump(estimator, path)
+    assert skops.io.get_untrusted_types(file=path), "is of no use here"
+    found = answers(harness, load(harness, SklearnBackend(), "predict"), CLEAN.astype(np.float64))
+    np.testing.assert_array_equal(
+        found["predict"].ravel(), estimator.predict(CLEAN.astype(np.float64)).ravel()
+    )
+
+
+def test_fitted_estimators_within_others_use_one_thread(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import skops.io
+    from sklearn.utils.parallel import Parallel
+
+    voting = estimators()["8 VotingClassifier"].fit(CLEAN.astype(np.float64), labels("binary"))
+    skops.io.dump(voting, harness.directory("m", {}) / "1" / "model.skops")
+    model = load(harness, SklearnBackend(), "predict")
+    used: list[int] = []
+    create: Any = Parallel.__init__
+
+    def counted(self: Any, n_jobs: int | None = None, **options: Any) -> None:
+        used.append(n_jobs or 1)
+        create(self, n_jobs, **options)
+
+    monkeypatch.setattr(Parallel, "__init__", counted)
+    voting.predict(CLEAN)
+    assert used == [2]
+    answers(harness, model, CLEAN.astype(np.float64))
+    assert used[1:] == [1]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_pipeline_of_texts_takes_texts(harness: Harness, counts: bool) -> None:
+    import skops.io
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts = ["ein guter Tag", "kein Tag", "gute Äpfel", "keine Äpfel"]
+    vectorizer = TfidfVectorizer() if counts else HashingVectorizer(n_features=64)
+    pipeline = make_pipeline(vectorizer, LogisticRegression()).fit(texts, ["good", "bad", "good", "bad"])
+    directory = harness.directory("m", {}) / "1"
+    skops.io.dump(pipeline, directory / "model.skops")
+    completed = SklearnBackend().complete_config({"name": "m"}, directory, {})
+    assert completed["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": [1]}]
+    rows = np.array([[each.encode()] for each in texts], object)
+    found = answers(harness, load(harness, SklearnBackend()), rows)
+    assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(texts)]
+    np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(texts))
+
+
+def doubled(rows: Array) -> Array:
+    """A function of the user's own."""
+    twice: Array = 2 * rows
+    return twice
+
+
+def test_other_types_are_loaded_only_where_the_config_trusts_them(harness: Harness) -> None:
+    import skops.io
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.model_selection import RandomizedSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    path = harness.directory("m", {}) / "1" / "model.skops"
+    pipeline = make_pipeline(FunctionTransformer(doubled), Ridge()).fit(CLEAN, CLEAN[:, 0])
+    skops.io.dump(pipeline, path)
+    name = f"{__name__}.doubled"
+    refusal = rf"loaded: {name}; .* name them in parameter 'CONCH_TRUSTED_TYPES' if you trust the file"
+    for other in ({}, {"CONCH_TRUSTED_TYPES": __name__}):
+        with pytest.raises(InvalidArgumentError, match=refusal):
+            load(harness, SklearnBackend(), "predict", **other)
+    rows = CLEAN.astype(np.float64)
+    found = answers(
+        harness, load(harness, SklearnBackend(), "predict", CONCH_TRUSTED_TYPES=f"a.b, {name}"), rows
+    )
+    np.testing.assert_array_equal(found["predict"][:, 0], pipeline.predict(rows))
+
+    # These compile a text of the file.
+    search = RandomizedSearchCV(
+        LogisticRegression(), {"C": import_module("scipy.stats").loguniform(0.1, 10)}, n_iter=2
+    )
+    skops.io.dump(search.fit(CLEAN, labels("binary")), path)
+    with pytest.raises(InvalidArgumentError, match=r"loaded: scipy\.stats\..*rv_continuous_frozen; save"):
+        load(harness, SklearnBackend(), "predict")
 
 
 def data_frame_pipeline(harness: Harness, selector: bool) -> tuple[Any, Any]:
@@ -467,7 +598,7 @@ def test_what_is_refused(harness: Harness) -> None:
     with pytest.raises(InternalError, match="can't be read as an XGBoost model in JSON: learner_model_param"):
         load(harness, XgboostBackend())
     skops.io.dump(LinearRegression(), directory / "model.skops")
-    with pytest.raises(InvalidArgumentError, match=r"LinearRegression of '.*' is not fitted, or"):
+    with pytest.raises(InvalidArgumentError, match=r"LinearRegression of '.*' is not fitted, has no"):
         load(harness, SklearnBackend())
     lightgbm_model("binary", directory / "model.txt")
     tensors = tensor_specs(input=("FP32", (FEATURES,))), tensor_specs(probability=("FP64", (1,)))
