@@ -23,7 +23,9 @@ _DATA_BACKENDS = frozenset({"onnxruntime", "openvino", "fil", "xgboost", "lightg
 _ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_", "CONCH_PASS_ENVIRONMENT")
 """Parameters that select a worker's interpreter or variables, or begin the names of such."""
 
-_CODE = frozenset({"CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH", "TORCH_COMPILE_OPTIONAL_PARAMETERS"})
+_CODE = frozenset(
+    {"CONCH_ALLOW_PICKLE", "CONCH_TRUSTED_TYPES", "CPU_EXTENSION_PATH", "TORCH_COMPILE_OPTIONAL_PARAMETERS"}
+)
 """Parameters that have an engine run what a file or library says, or choose its compiler."""
 
 _WRITES = frozenset({"CACHE_DIR"})
@@ -95,7 +97,7 @@ _GENERAL = frozenset(
         *("CONCH_MEMORY_MB", "CONCH_GPU_MEMORY_MB", "CONCH_PINNED", "CONCH_KEEP_ALIVE_SECONDS"),
     }
 )
-_TREES = frozenset({"cpu_nthread"})
+_TREES = frozenset({"cpu_nthread", "CONCH_BEST_ITERATION"})
 _HARMLESS: Mapping[str, frozenset[str]] = {
     "onnxruntime": frozenset(
         {
@@ -128,7 +130,7 @@ _HARMLESS: Mapping[str, frozenset[str]] = {
     },
     "xgboost": _TREES,
     "lightgbm": _TREES,
-    "sklearn": _TREES,
+    "sklearn": frozenset({"cpu_nthread"}),
     "tflite": frozenset({"NUM_THREADS", "SIGNATURE"}),
 }
 """By backend: its harmless parameters, beside those that it hands on."""

@@ -256,7 +256,7 @@ class Backend(ABC):
         """
 
     def warnings(self, spec: ModelSpec) -> Iterable[str]:
-        """Warnings about a load that will probably fail on this machine; runs no code of the model."""
+        """Warnings of a load that will probably fail here, or serve the model in one of several ways."""
         return ()
 
     @abstractmethod

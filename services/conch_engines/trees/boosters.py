@@ -34,12 +34,12 @@ SMALL_ROWS = 64
 
 
 def open_xgboost(path: Path, kind: str, model: str, threads: int) -> Any:
-    """Opens an `xgboost.Booster` with a fixed number of threads; the file was checked by treelite."""
+    """Opens an `xgboost.Booster` with a fixed number of threads; the file was checked before."""
     try:
         import xgboost
     except ModuleNotFoundError as error:
         raise missing_package(error, model, "an XGBoost model") from error
-    content = _content(path, model)
+    content = file_content(path, model)
     try:
         # From memory, as XGBoost judges a file by its name.
         booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
@@ -55,7 +55,7 @@ def open_lightgbm(path: Path, model: str) -> Any:
         import lightgbm
     except ModuleNotFoundError as error:
         raise missing_package(error, model, "a LightGBM model") from error
-    content = _content(path, model)
+    content = file_content(path, model)
     lightgbm.register_logger(log)  # it prints otherwise
     try:
         read_lightgbm(content)
@@ -64,10 +64,12 @@ def open_lightgbm(path: Path, model: str) -> Any:
         raise unreadable(path, LIGHTGBM, model, engine_text(error).splitlines()[0]) from error
 
 
-def open_contributions(path: Path, kind: str, model: str, threads: int) -> Contributions | None:
+def open_contributions(
+    path: Path, kind: str, model: str, threads: int, iterations: int
+) -> Contributions | None:
     """The function for a model file; None for types that no library computes contributions for."""
     if kind in (XGBOOST_JSON, XGBOOST_UBJ):
-        return xgboost_contributions(open_xgboost(path, kind, model, threads), threads)
+        return xgboost_contributions(open_xgboost(path, kind, model, threads), threads, iterations)
     if kind == LIGHTGBM:
         return lightgbm_contributions(open_lightgbm(path, model), threads)
     return None
@@ -78,12 +80,16 @@ def has_contributions(kind: str) -> bool:
     return kind in (XGBOOST_JSON, XGBOOST_UBJ, LIGHTGBM)
 
 
-def xgboost_contributions(booster: Any, threads: int) -> Contributions:
-    """FP32 contributions to the margin, with the base score in the bias."""
+def xgboost_contributions(booster: Any, threads: int, iterations: int) -> Contributions:
+    """FP32 contributions to the margin, with the base score in the bias; 0 stands for all iterations."""
 
     def contributions(rows: Array) -> Array:
         found: Array = booster.predict(
-            matrix_of(rows, threads), pred_contribs=True, strict_shape=True, validate_features=False
+            matrix_of(rows, threads),
+            pred_contribs=True,
+            strict_shape=True,
+            validate_features=False,
+            iteration_range=(0, iterations),
         )
         return found
 
@@ -112,7 +118,8 @@ def threads_for(rows: Array, threads: int) -> int:
     return 1 if len(rows) <= SMALL_ROWS else threads
 
 
-def _content(path: Path, model: str) -> bytes:
+def file_content(path: Path, model: str) -> bytes:
+    """A model file's bytes."""
     try:
         return path.read_bytes()
     except OSError as error:

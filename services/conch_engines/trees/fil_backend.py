@@ -8,7 +8,7 @@ the library that wrote the file. Threads and locks: none; instances share one fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -95,6 +95,10 @@ class FilBackend(Backend):
         """Checks parameters, file and tensors, without opening XGBoost or LightGBM."""
         self._open(spec)
 
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
+        """Choices that the config leaves open."""
+        return self._open(spec).forest.warnings
+
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads the forest, which all instances share."""
         warn_of_removed(spec.parameters)
@@ -106,7 +110,9 @@ class FilBackend(Backend):
         dims = {tensor.name: _row_dims(spec, tensor) for tensor in seen}
         shap = None
         if SHAP in dims:
-            shap = open_contributions(found.path, found.kind, spec.name, parameters.threads)
+            shap = open_contributions(
+                found.path, found.kind, spec.name, parameters.threads, forest.iterations
+            )
         gtil = Gtil(forest, parameters.threads)
         gtil(np.zeros((1, forest.features), np.float32))  # errors of the model itself appear now
         convert = _conversion(parameters, forest.classes, prod(dims.get(OUTPUT, ())))
@@ -119,14 +125,22 @@ class FilBackend(Backend):
             forest.features,
             parameters.threads,
         )
-        return SharedModel(replace(spec, outputs=seen), function)
+        return SharedModel(replace(spec, outputs=seen), function, forest.warnings)
 
     def _open(self, spec: ModelSpec) -> _Found:
         parameters = read_parameters(spec)
         path, kind = _find(spec.version_directory, spec.model_file, spec.parameters, spec.name)
-        forest = self._engine.open(path, kind, spec.name, parameters.allow_unknown_field)
+        forest = self._engine.open(
+            path, kind, spec.name, parameters.allow_unknown_field, parameters.best_iteration
+        )
         _check_tensors(spec, forest, parameters)
-        if any(tensor.name == SHAP for tensor in spec.outputs) and not has_contributions(kind):
+        wants_shap = any(tensor.name == SHAP for tensor in spec.outputs)
+        if wants_shap and forest.has_vectors and has_contributions(kind):
+            raise UnsupportedError(
+                f"unable to load model '{spec.name}': no '{SHAP}' for leaves with a value for each class, of "
+                f"which XGBoost computes none; train it without multi_strategy 'multi_output_tree'"
+            )
+        if wants_shap and not has_contributions(kind):
             raise UnsupportedError(
                 f"unable to load model '{spec.name}': no '{SHAP}' for {text_of(kind)}: XGBoost and LightGBM "
                 f"compute it, each from its own file; serve that in JSON, UBJSON or LightGBM's text"

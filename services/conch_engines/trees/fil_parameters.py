@@ -24,6 +24,7 @@ THRESHOLD = "threshold"
 PREDICT_PROBA = "predict_proba"
 ALLOW_UNKNOWN_FIELD = "xgboost_allow_unknown_field"
 CPU_THREADS = "cpu_nthread"
+BEST_ITERATION = "CONCH_BEST_ITERATION"
 _LAYOUT = "layout"
 
 NAMES = (
@@ -34,6 +35,7 @@ NAMES = (
     PREDICT_PROBA,
     ALLOW_UNKNOWN_FIELD,
     CPU_THREADS,
+    BEST_ITERATION,
     _LAYOUT,
     "algo",
     "blocks_per_sm",
@@ -43,7 +45,7 @@ NAMES = (
     "transfer_threshold",
     "use_experimental_optimizations",
 )
-"""All parameters, old ones included."""
+"""All parameters, old ones and conch's own included."""
 
 _LAYOUTS = ("depth_first", "breadth_first", "layered")
 _REMOVED = {
@@ -66,6 +68,7 @@ class FilParameters:
         predict_proba: True if a classifier returns probabilities.
         allow_unknown_field: True if unknown fields of XGBoost's formats are ignored.
         threads: Threads of an instance for large batches.
+        best_iteration: True if trees after the best iteration are left out; None if the config does not say.
     """
 
     is_classifier: bool
@@ -73,6 +76,7 @@ class FilParameters:
     predict_proba: bool
     allow_unknown_field: bool
     threads: int
+    best_iteration: bool | None
 
 
 def read_parameters(spec: ModelSpec) -> FilParameters:
@@ -92,6 +96,7 @@ def read_parameters(spec: ModelSpec) -> FilParameters:
         predict_proba=bool(boolean(parameters, PREDICT_PROBA)),
         allow_unknown_field=bool(boolean(parameters, ALLOW_UNKNOWN_FIELD)),
         threads=cpu_threads(spec),
+        best_iteration=boolean(parameters, BEST_ITERATION),
     )
 
 

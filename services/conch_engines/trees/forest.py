@@ -29,7 +29,6 @@ from conch_engines.trees.lightgbm_text import read_lightgbm
 from conch_engines.trees.model_files import (
     CHECKPOINT,
     LIGHTGBM,
-    SKLEARN,
     XGBOOST,
     XGBOOST_JSON,
     XGBOOST_UBJ,
@@ -37,6 +36,7 @@ from conch_engines.trees.model_files import (
     open_estimator,
     unreadable,
 )
+from conch_engines.trees.xgboost_file import XgboostModel, choose_iterations, read_xgboost
 
 log = logging.getLogger(__name__)
 
@@ -62,25 +62,53 @@ class TreeliteEngine:
         library.TreeliteGTILParseConfig.argtypes = [ctypes.c_char_p, pointer]
         library.TreeliteGTILDeleteConfig.argtypes = [pointer]
         library.TreeliteGTILPredict.argtypes = [pointer, pointer, ctypes.c_char_p, size, pointer, pointer]
-        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._keep_message)
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+        self._on_message, self._on_warning = callback(self._keep_message), callback(_log_message)
         self._messages = threading.local()
 
-    def open(self, path: Path, kind: str, model: str, allow_unknown_field: bool = False) -> Forest:
-        """Loads a model file and checks it."""
+    def open(
+        self,
+        path: Path,
+        kind: str,
+        model: str,
+        allow_unknown_field: bool = False,
+        best_iteration: bool | None = None,
+    ) -> Forest:
+        """Loads a model file and checks it.
+
+        Args:
+            path: The file.
+            kind: Its type.
+            model: The model's name.
+            allow_unknown_field: True if unknown fields of XGBoost's formats are ignored.
+            best_iteration: True if trees after the best iteration are left out; None for all, with a warning.
+        """
         # treelite prints messages otherwise, and raises warnings where nothing can catch them. Each thread
         # has a registry of its own.
-        self._library.TreeliteRegisterLogCallback(self._callback)
-        self._library.TreeliteRegisterWarningCallback(self._callback)
+        self._library.TreeliteRegisterLogCallback(self._on_message)
+        self._library.TreeliteRegisterWarningCallback(self._on_warning)
         self._messages.last = ""
         try:
-            loaded = self._load(path, kind, model, allow_unknown_field)
+            if kind in (XGBOOST_JSON, XGBOOST_UBJ):
+                # From memory, as treelite leaves a file open that it can't parse.
+                content = path.read_bytes()
+                source = _read_xgboost(content, path, kind, model)
+                iterations, warnings = choose_iterations(source, best_iteration, path, model)
+                if iterations:
+                    content, kind = source.best_as_json(), XGBOOST_JSON
+                frontend = self._treelite.frontend
+                parse = frontend.from_xgboost_json if kind == XGBOOST_JSON else frontend.from_xgboost_ubjson
+                loaded = parse(content, allow_unknown_field=allow_unknown_field)
+            else:
+                iterations, warnings = choose_iterations(None, best_iteration, path, model)
+                loaded = self._load(path, kind, model)
             if kind != CHECKPOINT:
                 check_checkpoint(loaded.serialize_bytes())
         except (DamagedError, self._treelite.TreeliteError, OSError, UnicodeDecodeError) as error:
             raise unreadable(path, kind, model, self._messages.last or _reason(error)) from error
-        return Forest(self, loaded, model)
+        return Forest(self, loaded, model, iterations, warnings)
 
-    def _load(self, path: Path, kind: str, model: str, allow_unknown_field: bool) -> Any:
+    def _load(self, path: Path, kind: str, model: str) -> Any:
         treelite = self._treelite
         if kind == CHECKPOINT:
             return self._load_checkpoint(path)
@@ -93,19 +121,14 @@ class TreeliteEngine:
             return treelite.frontend.load_lightgbm_model(path)
         if kind == XGBOOST:
             return treelite.frontend.load_xgboost_model_legacy_binary(path)
-        if kind == SKLEARN:
-            estimator = open_estimator(path, model)
-            try:
-                return treelite.sklearn.import_model(estimator)
-            except Exception as error:  # of treelite, or of the estimator that it reads
-                raise InvalidArgumentError(
-                    f"unable to load model '{model}': treelite can't convert {type(estimator).__name__} of "
-                    f"'{path}': {_reason(error)}; serve it with backend 'sklearn'"
-                ) from error
-        form = {XGBOOST_JSON: "json", XGBOOST_UBJ: "ubjson"}[kind]
-        return treelite.frontend.load_xgboost_model(
-            path, format_choice=form, allow_unknown_field=allow_unknown_field
-        )
+        estimator = open_estimator(path, model)
+        try:
+            return treelite.sklearn.import_model(estimator)
+        except Exception as error:  # of treelite, or of the estimator that it reads
+            raise InvalidArgumentError(
+                f"unable to load model '{model}': treelite can't convert {type(estimator).__name__} of "
+                f"'{path}': {_reason(error)}; serve it with backend 'sklearn'"
+            ) from error
 
     def _load_checkpoint(self, path: Path) -> Any:
         content = path.read_bytes()
@@ -120,9 +143,7 @@ class TreeliteEngine:
 
     def _keep_message(self, text: bytes) -> None:
         """Logs a message of treelite, and keeps it as the reason of an error that may follow."""
-        message = text.decode(errors="replace").strip()
-        self._messages.last = without_places(message)
-        log.info("treelite: %s", message)
+        self._messages.last = without_places(_log_message(text))
 
     def parse_settings(self, settings: dict[str, object]) -> ctypes.c_void_p:
         """A configuration of GTIL; `delete_settings` frees it."""
@@ -155,13 +176,19 @@ class Forest:
         features: Number of input columns.
         classes: Values per row: 1, or one for each class.
         trees: Number of trees.
+        has_vectors: True if leaves hold a value for each class.
         is_classifier: True if it was trained as one.
-        transform: treelite's name of what makes results of the sums of leaves, such as ``sigmoid``.
+        iterations: Iterations of the booster that are used; 0 for all.
+        warnings: Choices that the config leaves open.
     """
 
-    def __init__(self, engine: TreeliteEngine, loaded: Any, model: str) -> None:
+    def __init__(
+        self, engine: TreeliteEngine, loaded: Any, model: str, iterations: int, warnings: tuple[str, ...]
+    ) -> None:
         self.engine = engine
         self.loaded = loaded
+        self.iterations = iterations
+        self.warnings = warnings
         header = self._header = loaded.get_header_accessor()
         targets = int(header.get_field("num_target")[0])
         if targets != 1:
@@ -169,13 +196,12 @@ class Forest:
         self.features = int(loaded.num_feature)
         self.classes = int(header.get_field("num_class")[0])
         self.trees = int(loaded.num_tree)
+        self.has_vectors = int(header.get_field("leaf_vector_shape")[1]) > 1
         self.is_classifier = int(header.get_field("task_type")[0]) in _CLASSIFIERS
-        self.transform = str(header.get_field("postprocessor"))
 
     def force_probabilities(self) -> None:
         """Makes a multi-class forest return probabilities, whatever its objective; before any `Gtil`."""
-        vectors = int(self._header.get_field("leaf_vector_shape")[1]) > 1
-        self._header.set_field("postprocessor", "identity_multiclass" if vectors else "softmax")
+        self._header.set_field("postprocessor", "identity_multiclass" if self.has_vectors else "softmax")
 
 
 class Gtil:
@@ -219,6 +245,28 @@ class Gtil:
         if status:
             self._forest.engine.check(status)
         return results if self._output == np.float32 else results.astype(np.float32)
+
+
+def _read_xgboost(content: bytes, path: Path, kind: str, model: str) -> XgboostModel:
+    """Reads a file, of which treelite's own errors would not say how to serve it."""
+    found = read_xgboost(content, kind)
+    kinds = (
+        (found.targets > 1, "Multi-target model not supported"),
+        (found.linear, "a linear booster (gblinear) has no trees"),
+        (found.has_encoder, "categories of a DataFrame, which treelite does not support"),
+    )
+    for unserved, reason in kinds:
+        if unserved:
+            raise InvalidArgumentError(
+                f"unable to load model '{model}': {reason}; serve '{path}' with backend 'xgboost'"
+            )
+    return found
+
+
+def _log_message(text: bytes) -> str:
+    message = text.decode(errors="replace").strip()
+    log.info("treelite: %s", message)
+    return message
 
 
 def _reason(error: Exception) -> str:

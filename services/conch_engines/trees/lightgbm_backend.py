@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conch.core.errors import UnavailableError
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
-from conch_engines.trees.boosters import lightgbm_contributions, open_lightgbm, threads_for
+from conch_engines.trees.boosters import file_content, lightgbm_contributions, open_lightgbm, threads_for
+from conch_engines.trees.fil_parameters import BEST_ITERATION, CPU_THREADS, boolean
 from conch_engines.trees.lightgbm_text import read_lightgbm
 from conch_engines.trees.model_files import LIGHTGBM, DamagedError, unreadable
 from conch_engines.trees.named_outputs import (
@@ -25,6 +27,7 @@ from conch_engines.trees.named_outputs import (
     classes_and_probabilities,
     contribution_dims,
 )
+from conch_engines.trees.xgboost_file import choose_iterations
 
 
 class LightgbmBackend(NamedOutputsBackend):
@@ -32,35 +35,34 @@ class LightgbmBackend(NamedOutputsBackend):
 
     kinds = (LIGHTGBM,)
     file_names = ("lightgbm.txt",)
+    parameters = (CPU_THREADS, BEST_ITERATION)
 
     def __init__(self) -> None:
         # Imported late, and here so that a missing package is an error of the backend.
         import lightgbm  # noqa: F401
 
-    def describe(self, path: Path, kind: str, model: str) -> Offer:
+    def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
         """Reads and checks the text."""
+        choose_iterations(None, boolean(parameters, BEST_ITERATION), path, model)
         try:
-            header = read_lightgbm(path.read_bytes())
+            header = read_lightgbm(file_content(path, model))
         except DamagedError as error:
             raise unreadable(path, kind, model, str(error)) from error
-        except OSError as error:
-            raise UnavailableError(
-                f"unable to read '{path}' for model '{model}': {error.strerror}"
-            ) from error
         outputs: dict[str, tuple[str, tuple[int, ...]]] = {
             # An objective of the user's own may have several outputs that are no classes.
             PREDICT: ("INT64", (1,)) if header.classifies else ("FP64", (header.outputs,)),
             MARGIN: ("FP64", (header.outputs,)),
             LEAF: ("INT32", (header.trees,)),
-            CONTRIBUTIONS: ("FP64", contribution_dims(header.outputs, header.features)),
         }
+        if not header.linear:  # of which LightGBM computes none
+            outputs[CONTRIBUTIONS] = "FP64", contribution_dims(header.outputs, header.features)
         if header.classifies:
             outputs[PREDICT_PROBA] = "FP64", (max(header.outputs, 2),)
         return Offer(header.features, "FP64", outputs, {})
 
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the booster."""
-        return _LightgbmFunction(open_lightgbm(path, model), threads, offer)
+        return _LightgbmFunction(open_lightgbm(path, spec.name), threads, offer)
 
 
 class _LightgbmFunction:
@@ -68,7 +70,7 @@ class _LightgbmFunction:
         self._predict = booster.predict
         self._threads = threads
         self._classifies = PREDICT_PROBA in offer.outputs
-        self._dims = offer.outputs[CONTRIBUTIONS][1]
+        self._dims = offer.outputs[CONTRIBUTIONS][1] if CONTRIBUTIONS in offer.outputs else ()
         self._contributions = lightgbm_contributions(booster, threads)
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:

@@ -42,6 +42,7 @@ class LightgbmHeader:
         objective: Name of the objective with its settings; empty if unknown.
         averages: True if the output is the mean of the trees, as of a random forest.
         zero_is_missing: True if a split takes zeros for missing values.
+        linear: True if leaves hold linear models.
     """
 
     features: int
@@ -50,6 +51,7 @@ class LightgbmHeader:
     objective: str
     averages: bool
     zero_is_missing: bool
+    linear: bool
 
     @property
     def classifies(self) -> bool:
@@ -80,19 +82,21 @@ def read_lightgbm(text: bytes) -> LightgbmHeader:
     if not 1 <= features < 1 << 31:
         raise DamagedError(f"{features} features")
     parts = _trees(text, start, end, fields) if start else []
-    zero_is_missing = False
+    zero_is_missing = linear = False
     for number, part in enumerate(parts):
         try:
             if not all(b"=" in line for line in part.split(b"\n") if line):
                 raise DamagedError("a line without a value")
-            zero_is_missing |= _check_tree(_fields(part), features)
+            tree = _fields(part)
+            zero_is_missing |= _check_tree(tree, features)
+            linear |= _is_linear(tree)
         except DamagedError as error:
             raise DamagedError(f"tree {number}: {error}") from None
     if len(parts) % outputs:
         raise DamagedError(f"{len(parts)} trees for {outputs} outputs")
     objective = fields.get(b"objective", b"").decode(errors="replace")
     averages = b"average_output" in fields
-    return LightgbmHeader(features, outputs, len(parts), objective, averages, zero_is_missing)
+    return LightgbmHeader(features, outputs, len(parts), objective, averages, zero_is_missing, linear)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -145,7 +149,7 @@ def _check_tree(fields: Fields, features: int) -> bool:
     kinds = decisions.astype(np.int64)
     categorical = (kinds & _CATEGORICAL).astype(bool)
     _check_categories(fields, _numbers(fields, "threshold", inner)[categorical])
-    if fields.get(b"is_linear", b"0") != b"0":
+    if _is_linear(fields):
         _check_linear(fields, leaves, features)
     return bool(((kinds & _MISSING == _MISSING_ZERO) & ~categorical).any())
 
@@ -163,6 +167,10 @@ def _check_categories(fields: Fields, used: Array) -> None:
     words = _numbers(fields, "cat_threshold", int(bounds[-1]))
     if not (_within(used, 0, count) and _within(words, 0, 1 << _CATEGORY_BITS)):
         raise DamagedError("a split by unknown categories")
+
+
+def _is_linear(fields: Fields) -> bool:
+    return fields.get(b"is_linear", b"0") != b"0"
 
 
 def _check_linear(fields: Fields, leaves: int, features: int) -> None:

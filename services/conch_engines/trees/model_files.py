@@ -1,11 +1,12 @@
 """Types of model files of tree libraries: default names, the search in a version directory, skops files.
 
 Parsers of these libraries are C++ and trust their input, so a file is recognised before any of them opens it.
-skops opens a file without running its code: types other than those of scikit-learn are refused.
+skops opens a file without running its code: types that are not known to be harmless are refused.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from conch.core import file_formats
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.file_formats import FileFormat, describe, identify
+from conch_engines.trees.trusted_types import HARMLESS_TYPES
 
 XGBOOST = "xgboost"
 XGBOOST_JSON = "xgboost_json"
@@ -44,17 +46,6 @@ _FORMATS = {
     SKLEARN: file_formats.SKOPS,
 }
 _REFUSED_SUFFIXES = (".cbm", ".joblib", ".pickle", ".pkl")
-_HARMLESS_TYPES = frozenset(
-    {
-        "builtins.object",
-        "numpy.dtype",
-        "sklearn.compose._column_transformer.make_column_selector",
-        "sklearn.tree._tree.Tree",
-        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-        "sklearn.ensemble._hist_gradient_boosting.binning._BinMapper",
-    }
-)
-"""Nodes of scikit-learn's trees, and selections of columns; skops does not trust them by itself."""
 
 
 class DamagedError(ValueError):
@@ -114,18 +105,32 @@ def text_of(kind: str) -> str:
     return _FORMATS[kind].what
 
 
-def open_estimator(path: Path, model: str) -> Any:
-    """Opens an estimator."""
+TRUSTED_TYPES = "CONCH_TRUSTED_TYPES"
+"""Parameter of backend `sklearn`: types that a config trusts, with commas between them."""
+
+
+def open_estimator(path: Path, model: str, trusted: str | None = None) -> Any:
+    """Opens an estimator.
+
+    Args:
+        path: The file.
+        model: The model's name.
+        trusted: The parameter `TRUSTED_TYPES`; None where the backend does not read it.
+    """
     try:
         import skops.io
     except ModuleNotFoundError as error:
         raise missing_package(error, model, "a scikit-learn model") from error
     untrusted = _untrusted(skops.io, path, model)
-    foreign = sorted(set(untrusted) - _HARMLESS_TYPES)
+    foreign = sorted(set(untrusted) - HARMLESS_TYPES - set(re.split(r"[,\s]+", trusted or "")))
     if foreign:
+        names = ", ".join(foreign)
+        way = (
+            "" if trusted is None else f", or name them in parameter '{TRUSTED_TYPES}' if you trust the file"
+        )
         raise InvalidArgumentError(
             f"unable to load model '{model}': '{path}' has types that could run code when they are loaded: "
-            f"{', '.join(foreign)}; save a model of scikit-learn's own types"
+            f"{names}; save a model of scikit-learn's own types{way}"
         )
     try:
         with warnings.catch_warnings(record=True):  # other versions of scikit-learn, which mostly work

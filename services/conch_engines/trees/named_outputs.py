@@ -19,6 +19,7 @@ from conch.backends.signature import ModelTensor, Signature, validate
 from conch.core.backend import Backend, BackendModel
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_engines.model_config import parameter_texts
 from conch_engines.trees.fil_parameters import CPU_THREADS, cpu_threads
 from conch_engines.trees.model_files import find_model, wrong_kind
 from conch_engines.trees.shared_model import (
@@ -53,6 +54,8 @@ class Offer:
         optional: Datatype and dims per row of inputs that a config may add, by name.
         columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
         rows: True if the columns may come as rows of one input.
+        iterations: Iterations of a booster that are used; 0 for all.
+        warnings: Choices that the config leaves open.
     """
 
     features: int
@@ -61,6 +64,8 @@ class Offer:
     optional: Mapping[str, tuple[str, tuple[int, ...]]]
     columns: Mapping[str, str] = field(default_factory=dict)
     rows: bool = True
+    iterations: int = 0
+    warnings: tuple[str, ...] = ()
 
     def widths(self, inputs: Iterable[str]) -> dict[str, int]:
         """Columns of each input, of a config with these inputs: all in one, unless the config names them."""
@@ -99,18 +104,18 @@ class NamedOutputsBackend(Backend):
     """
 
     default_model_file = ""
-    parameters = (CPU_THREADS,)
+    parameters: ClassVar[tuple[str, ...]] = (CPU_THREADS,)
     passes_parameters = False
     uses_gpus = False
     kinds: ClassVar[tuple[str, ...]]
     file_names: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def describe(self, path: Path, kind: str, model: str) -> Offer:
-        """Checks a model file and says what it offers."""
+    def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
+        """Checks a model file and says what it offers with the parameters of a config."""
 
     @abstractmethod
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens a model file that was described."""
 
     def complete_config(
@@ -118,9 +123,8 @@ class NamedOutputsBackend(Backend):
     ) -> dict[str, Any]:
         """Takes batching, inputs and outputs that are left out from the model."""
         name = config.get("name", "")
-        offer = self.describe(
-            *self._find(version_directory, config.get("default_model_filename", ""), name), name
-        )
+        path, kind = self._find(version_directory, config.get("default_model_filename", ""), name)
+        offer = self.describe(path, kind, name, parameter_texts(config))
         complete_batching(config)
         names = [each.get("name", "") for each in config.get("input") or ()]
         signature = offer.signature(dict.fromkeys(names, ""), {})
@@ -133,17 +137,21 @@ class NamedOutputsBackend(Backend):
         """Compares the config with what the file offers."""
         self._describe(spec)
 
+    def warnings(self, spec: ModelSpec) -> Iterable[str]:
+        """Choices that the config leaves open."""
+        return self._describe(spec)[2].warnings
+
     def load(self, spec: ModelSpec) -> BackendModel:
         """Opens the model, which all instances share."""
         path, kind, offer = self._describe(spec)
         threads = cpu_threads(spec)
-        function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), spec, offer)
+        function = _RowFunction(self.open_model(path, kind, spec, threads, offer), spec, offer)
         log.info("model '%s': up to %d threads in each instance", spec.name, threads)
-        return SharedModel(spec, function)
+        return SharedModel(spec, function, offer.warnings)
 
     def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
         path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
-        offer = self.describe(path, kind, spec.name)
+        offer = self.describe(path, kind, spec.name, spec.parameters)
         validate(spec, offer.signature(_by_name(spec.inputs), _by_name(spec.outputs)), _DATATYPES)
         return path, kind, offer
 

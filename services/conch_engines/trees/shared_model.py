@@ -44,10 +44,13 @@ class SharedModel(BackendModel):
     Args:
         spec: The spec that inputs are gathered and outputs scattered by.
         function: Called by several threads at the same time.
+        warnings: Choices that the config leaves open.
     """
 
-    def __init__(self, spec: ModelSpec, function: SharedFunction) -> None:
+    def __init__(self, spec: ModelSpec, function: SharedFunction, warnings: Iterable[str] = ()) -> None:
         self._notes = self.notes = ConfigNotes()
+        for warning in warnings:
+            self._notes.add(warning)
         self._spec = spec
         self._function: SharedFunction | None = function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
-from conch_engines.trees.model_files import SKLEARN, missing_package, open_estimator
+from conch_engines.trees.fil_parameters import CPU_THREADS
+from conch_engines.trees.model_files import SKLEARN, TRUSTED_TYPES, missing_package, open_estimator
 from conch_engines.trees.named_outputs import (
     INPUT,
     LEAF,
@@ -23,33 +26,42 @@ from conch_engines.trees.named_outputs import (
     Offer,
 )
 
+log = logging.getLogger(__name__)
+
 _METHODS = {PREDICT: "predict", PREDICT_PROBA: "predict_proba", MARGIN: "decision_function", LEAF: "apply"}
 _DATATYPES = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": "BYTES", "S": "BYTES", "O": "BYTES"}
 """Datatype of results by numpy's kind."""
 _DTYPES = {"FP64": np.float64, "INT64": np.int64, "BOOL": np.bool_}
 
 
+_TEXT = np.array(["text"], object)
+
+
 class SklearnBackend(NamedOutputsBackend):
     """Estimators with a ``predict``."""
 
     kinds = (SKLEARN,)
+    parameters = (CPU_THREADS, TRUSTED_TYPES)
 
     def __init__(self) -> None:
         # Imported late, and here so that a missing package is an error of the backend.
         import skops.io  # noqa: F401
 
-    def describe(self, path: Path, kind: str, model: str) -> Offer:
+    def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
         """Opens the estimator and predicts a row of zeros, as estimators do not say what they return."""
-        estimator = open_estimator(path, model)
+        estimator = open_estimator(path, model, parameters.get(TRUSTED_TYPES, ""))
         features = getattr(estimator, "n_features_in_", None)
-        if features is None or not hasattr(estimator, "predict"):
+        # Vectorizers of texts count no features.
+        by_texts = features is None and hasattr(estimator, "predict") and _predicts(estimator, _TEXT)
+        if not hasattr(estimator, "predict") or (features is None and not by_texts):
             raise InvalidArgumentError(
-                f"unable to load model '{model}': {type(estimator).__name__} of '{path}' is not fitted, or "
-                f"has no 'predict'"
+                f"unable to load model '{model}': {type(estimator).__name__} of '{path}' is not fitted, has "
+                f"no 'predict', or takes neither rows of numbers nor texts"
             )
+        features = 1 if features is None else int(features)
         values = _column_values(estimator)
         columns = {name: _DATATYPES[np.asarray(value).dtype.kind] for name, value in values.items()}
-        rows: Any = np.zeros((1, features))
+        rows: Any = _TEXT if by_texts else np.zeros((1, features))
         by_rows = not values or _predicts(estimator, rows)
         if not by_rows:
             rows = _frame({name: np.array([value]) for name, value in values.items()}, model)
@@ -69,20 +81,23 @@ class SklearnBackend(NamedOutputsBackend):
                 continue  # such as probabilities of a model trained without them
             if len(array) == 1 and array.dtype.kind in _DATATYPES:
                 outputs[name] = _DATATYPES[array.dtype.kind], (max(array.size, 1),)
-        return Offer(int(features), "FP64", outputs, {}, columns, by_rows)
+        return Offer(features, "BYTES" if by_texts else "FP64", outputs, {}, columns, by_rows)
 
-    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+    def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the estimator with one thread: instances share the cores, and joblib's pools are slow."""
-        estimator = open_estimator(path, model)
-        jobs = [name for name in estimator.get_params() if name.split("__")[-1] == "n_jobs"]
-        estimator.set_params(**dict.fromkeys(jobs, 1))
-        return _SklearnFunction(_functions(estimator), offer, model)
+        trusted = spec.parameters.get(TRUSTED_TYPES, "")
+        if trusted:
+            log.warning("model '%s': its config trusts types that could run code: %s", spec.name, trusted)
+        estimator = open_estimator(path, spec.name, trusted)
+        _set_single_thread(estimator, set())
+        return _SklearnFunction(_functions(estimator), offer, spec.name)
 
 
 class _SklearnFunction:
     def __init__(self, functions: dict[str, Callable[[Any], Any]], offer: Offer, model: str) -> None:
         self._functions = functions
         self._columns = tuple(offer.columns)
+        self._by_texts = offer.datatype == "BYTES"
         self._model = model
         self._datatypes = {name: datatype for name, (datatype, _) in offer.outputs.items()}
 
@@ -90,6 +105,8 @@ class _SklearnFunction:
         rows: Any = inputs.get(INPUT)
         if rows is None or INPUT in self._columns:
             rows = _frame({name: _column(inputs[name]) for name in self._columns}, self._model)
+        elif self._by_texts:
+            rows = _column(rows)
         return {
             name: _converted(self._functions[name](rows), self._datatypes[name]).reshape(len(rows), -1)
             for name in outputs
@@ -98,6 +115,22 @@ class _SklearnFunction:
 
 def _functions(estimator: Any) -> dict[str, Callable[[Any], Any]]:
     return {name: getattr(estimator, key) for name, key in _METHODS.items() if hasattr(estimator, key)}
+
+
+def _set_single_thread(value: Any, seen: set[int]) -> None:
+    """Sets `n_jobs` of an estimator and of those that it holds, also fitted ones, which are no parameters."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if hasattr(value, "get_params"):
+        if "n_jobs" in vars(value):
+            value.n_jobs = 1
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            _set_single_thread(each, seen)
 
 
 def _predicts(estimator: Any, rows: Any) -> bool:

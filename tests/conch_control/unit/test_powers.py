@@ -14,7 +14,10 @@ from conch_control.config.powers import beyond_data, config_powers
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError, read_definition
 
-HARMFUL = {"CPU_EXTENSION_PATH", "CACHE_DIR", "CONCH_ALLOW_PICKLE", "TORCH_COMPILE_OPTIONAL_PARAMETERS"}
+HARMFUL = {
+    *("CPU_EXTENSION_PATH", "CACHE_DIR", "TORCH_COMPILE_OPTIONAL_PARAMETERS"),
+    *("CONCH_ALLOW_PICKLE", "CONCH_TRUSTED_TYPES"),
+}
 RUNS_CODE = {"CONCH_TORCH_CLASS"}
 """Parameters of models that are Python files."""
 

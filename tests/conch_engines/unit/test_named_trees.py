@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -77,13 +79,150 @@ def test_a_base_margin_is_an_input_where_the_config_has_it(harness: Harness) -> 
     np.testing.assert_array_equal(found[:, 0], expected)
 
 
+def codes() -> Any:
+    """A DataFrame whose first column has categories."""
+    import pandas as pd
+
+    table = pd.DataFrame(CLEAN, columns=list("abcd"))
+    return table.assign(a=pd.Categorical(np.array(["x", "y", "z"])[labels("multi")]))
+
+
+@pytest.mark.filterwarnings("ignore:.*gblinear:UserWarning")  # of XGBoost 3.4
+@pytest.mark.parametrize("file", ["xgboost.json", "xgboost.ubj"])
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"objective": "binary:logistic"}, "categories of a DataFrame, which treelite does not support"),
+        ({"objective": "reg:squarederror"}, "Multi-target model not supported"),
+        ({"multi_strategy": "multi_output_tree"}, "Multi-target model not supported"),
+        ({"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.5, 0.9]}, "Multi-target model not"),
+        ({"booster": "gblinear"}, r"a linear booster \(gblinear\) has no trees"),
+        ({"booster": "gblinear", "objective": "multi:softmax", "num_class": 3}, r"a linear booster"),
+    ],
+)
+def test_xgboost_serves_what_treelite_does_not(
+    harness: Harness, file: str, settings: dict[str, Any], reason: str
+) -> None:
+    import xgboost
+
+    rows, target = CLEAN, labels("regression")
+    matrix = xgboost.DMatrix(CLEAN)
+    if reason.startswith("categories"):
+        rows = np.column_stack((labels("multi"), CLEAN[:, 1:])).astype(np.float32)
+        target = labels("binary")
+        matrix = xgboost.DMatrix(codes(), enable_categorical=True)
+    elif "num_class" in settings:
+        target = labels("multi")
+    elif reason == "Multi-target model not supported":
+        target = np.column_stack((target, -target))
+    matrix.set_label(target)
+    booster = xgboost.train({"nthread": 1, **settings}, matrix, 3)
+    path = harness.directory("m", {}) / "1" / file
+    booster.save_model(path)
+
+    names = ["predict", "margin"]
+    names += ["contributions"] * ("multi_strategy" not in settings)
+    names += ["leaf"] * (not {"multi_strategy", "booster"} & settings.keys())
+    found = answers(harness, load(harness, XgboostBackend(), *names), rows)
+    count = len(rows)
+    own = booster.predict(matrix, output_margin=True).reshape(count, -1)
+    np.testing.assert_array_equal(found["margin"], own)
+    values = booster.predict(matrix).reshape(count, -1)
+    if settings.get("objective") == "binary:logistic":
+        values = values > 0.5
+    np.testing.assert_array_equal(found["predict"], values)
+    for name, options in (("contributions", {"pred_contribs": True}), ("leaf", {"pred_leaf": True})):
+        if name in names:
+            own = booster.predict(matrix, **options).reshape(count, -1)
+            np.testing.assert_array_equal(found[name].reshape(count, -1), own)
+    offered = XgboostBackend().describe(path, f"xgboost_{file[8:]}", "m", {}).outputs
+    assert set(names) == offered.keys() - {"predict_proba"}
+    with pytest.raises(InvalidArgumentError, match=reason + r".*; serve '.*' with backend 'xgboost'"):
+        FilBackend().complete_config({"name": "m"}, path.parent, {})
+
+
+def test_vectors_in_leaves_of_older_xgboost_are_refused(harness: Harness) -> None:
+    """XGBoost 3.2 crashes on them."""
+    booster = xgboost_model("multi", multi_strategy="multi_output_tree")
+    document = json.loads(booster.save_raw("json"))
+    for tree in document["learner"]["gradient_booster"]["model"]["trees"]:
+        for field in ("leaf_weights", "loss_changes", "sum_hessian"):
+            del tree[field]
+    (harness.directory("m", {}) / "1" / "xgboost.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidArgumentError, match=r"XGBoost before 3.2 wrote the trees of '.*'"):
+        load(harness, XgboostBackend())
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("xgboost.ubj", {"num_parallel_tree": 2}),
+        ("xgboost.json", {"objective": "multi:softprob", "num_class": 3}),
+        ("xgboost.ubj", {"booster": "dart", "rate_drop": 0.5}),
+        ("xgboost.json", {"booster": "dart", "rate_drop": 0.5}),
+    ],
+)
+def test_early_stopping_leaves_the_choice_to_the_config(
+    harness: Harness, file: str, settings: dict[str, Any]
+) -> None:
+    import xgboost
+
+    kind = "multi" if "num_class" in settings else "regression"
+    booster = xgboost.train({"nthread": 1, **settings}, xgboost.DMatrix(CLEAN, labels(kind)), 6)
+    booster.set_attr(best_iteration="2")  # as early stopping does
+    booster.save_model(harness.directory("m", {}) / "1" / file)
+    text = (
+        "model 'm': early stopping found iteration 3 of 6 the best, and all are used; set parameter "
+        "'CONCH_BEST_ITERATION' to 'true' to stop there, as XGBoost's classes for scikit-learn do, or to "
+        "'false' to use all"
+    )
+    matrix, count = xgboost.DMatrix(CLEAN), len(CLEAN)
+    for choice, end in (("", 0), ("false", 0), ("true", 3)):
+        given = {"CONCH_BEST_ITERATION": choice} if choice else {}
+        warnings = () if choice else (text,)
+        options = {"iteration_range": (0, end)}
+        named = XgboostBackend()
+        model = load(harness, named, "margin", "leaf", "contributions", **given)
+        assert model.notes == tuple(named.warnings(model.spec)) == warnings
+        found = answers(harness, model, CLEAN)
+        for name, option in (("margin", "output_margin"), ("leaf", "pred_leaf"), ("contributions", "")):
+            own = booster.predict(matrix, **{option or "pred_contribs": True}, **options)
+            # XGBoost adds up a `dart` in place in another order.
+            np.testing.assert_allclose(found[name].reshape(count, -1), own.reshape(count, -1), 1e-6)
+
+        fil = FilBackend()
+        config = config_of("output__0", "treeshap_output", is_classifier="false", **given)
+        completed = fil.complete_config(config, harness.root / "m" / "1", {})
+        model = harness.load(fil, spec_of(harness, completed))
+        assert model.notes == tuple(fil.warnings(model.spec)) == warnings
+        results = harness.infer(model, {"input__0": CLEAN})
+        for name, contributions in (("output__0", False), ("treeshap_output", True)):
+            own = booster.predict(matrix, pred_contribs=contributions, **options).reshape(count, -1)
+            np.testing.assert_allclose(results.array(name).reshape(count, -1), own, 1e-5, 1e-6)
+
+
+def test_a_best_iteration_that_no_file_names_is_refused(harness: Harness) -> None:
+    directory = harness.directory("m", {}) / "1"
+    xgboost_model("binary", directory / "xgboost.json")
+    lightgbm_model("binary", directory / "model.txt")
+    fil: Any = FilBackend()
+    for backend in (XgboostBackend(), LightgbmBackend(), fil):
+        with pytest.raises(
+            InvalidArgumentError, match=r"'CONCH_BEST_ITERATION' is 'true', but '.*' names no best"
+        ):
+            load(harness, backend, CONCH_BEST_ITERATION="true")
+
+
 @pytest.mark.parametrize("kind", ["binary", "multi", "regression", "linear"])
 def test_lightgbm(harness: Harness, kind: str) -> None:
     linear = {"linear_tree": True} if kind == "linear" else {}
     kind = "regression" if linear else kind
     booster = lightgbm_model(kind, harness.directory("m", {}) / "1" / "model.txt", **linear)
     names = ["predict", "margin", "leaf"] + ["predict_proba"] * (kind != "regression")
-    names += [] if linear else ["contributions"]
+    path = harness.root / "m" / "1" / "model.txt"
+    if "contributions" in LightgbmBackend().describe(path, "lightgbm", "m", {}).outputs:
+        names.append("contributions")
+    assert (names[-1] != "contributions") == bool(linear)  # of which LightGBM has none
     found = answers(harness, load(harness, LightgbmBackend(), *names), samples().astype(np.float64))
     rows, count = samples(), len(samples())
     np.testing.assert_array_equal(found["margin"], booster.predict(rows, raw_score=True).reshape(count, -1))
@@ -169,6 +308,134 @@ def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harne
     found = answers(harness, load(harness, SklearnBackend()), rows)
     assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
     np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+
+
+def estimators() -> dict[str, Any]:
+    """Estimators that need types which skops does not trust."""
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.cluster import BisectingKMeans
+    from sklearn.ensemble import RandomForestClassifier, StackingClassifier, VotingClassifier
+    from sklearn.feature_selection import SelectKBest
+    from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import DotProduct, Matern, WhiteKernel
+    from sklearn.linear_model import LogisticRegression, Ridge, TweedieRegressor
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold, TunedThresholdClassifierCV
+    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, RadiusNeighborsRegressor
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import KBinsDiscretizer, SplineTransformer
+
+    logistic = LogisticRegression()
+    forest = RandomForestClassifier(2, n_jobs=2, random_state=0)
+    parts = [("linear", logistic), ("forest", forest)]
+    kernel = Matern() + WhiteKernel() + DotProduct() ** 2
+    found = [
+        *(KNeighborsClassifier(), KNeighborsRegressor(algorithm="ball_tree", metric="manhattan")),
+        *(RadiusNeighborsRegressor(9, p=3), TweedieRegressor(power=1.5), BisectingKMeans(2)),
+        *(MLPClassifier(max_iter=3), MLPRegressor(max_iter=3, solver="sgd")),
+        *(StackingClassifier(parts), VotingClassifier(parts, voting="soft")),
+        *(CalibratedClassifierCV(logistic), CalibratedClassifierCV(forest, method="isotonic")),
+        GridSearchCV(forest, {"max_depth": [1, 2]}, scoring=["f1", "roc_auc"], refit="f1", n_jobs=1),
+        GridSearchCV(logistic, {"C": [1, 2]}, cv=StratifiedKFold(2)),
+        *(TunedThresholdClassifierCV(logistic), GaussianProcessClassifier(DotProduct())),
+        *(GaussianProcessRegressor(kernel), make_pipeline(SelectKBest(k=2), Ridge())),
+        make_pipeline(SplineTransformer(), KBinsDiscretizer(2, quantile_method="linear"), Ridge()),
+    ]
+    return {f"{number} {type(each).__name__}": each for number, each in enumerate(found)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of trainings that end early
+@pytest.mark.parametrize("name", estimators())
+def test_estimators_of_scikit_learn_are_served(harness: Harness, name: str) -> None:
+    import skops.io
+
+    estimator = estimators()[name].fit(CLEAN.astype(np.float64), labels("binary"))
+    path = harness.directory("m", {}) / "1" / "model.skops"
+    skops.io.dump(estimator, path)
+    assert skops.io.get_untrusted_types(file=path), "is of no use here"
+    found = answers(harness, load(harness, SklearnBackend(), "predict"), CLEAN.astype(np.float64))
+    np.testing.assert_array_equal(
+        found["predict"].ravel(), estimator.predict(CLEAN.astype(np.float64)).ravel()
+    )
+
+
+def test_fitted_estimators_within_others_use_one_thread(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import skops.io
+    from sklearn.utils.parallel import Parallel
+
+    voting = estimators()["8 VotingClassifier"].fit(CLEAN.astype(np.float64), labels("binary"))
+    skops.io.dump(voting, harness.directory("m", {}) / "1" / "model.skops")
+    model = load(harness, SklearnBackend(), "predict")
+    used: list[int] = []
+    create: Any = Parallel.__init__
+
+    def counted(self: Any, n_jobs: int | None = None, **options: Any) -> None:
+        used.append(n_jobs or 1)
+        create(self, n_jobs, **options)
+
+    monkeypatch.setattr(Parallel, "__init__", counted)
+    voting.predict(CLEAN)
+    assert used == [2]
+    answers(harness, model, CLEAN.astype(np.float64))
+    assert used[1:] == [1]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_pipeline_of_texts_takes_texts(harness: Harness, counts: bool) -> None:
+    import skops.io
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts = ["ein guter Tag", "kein Tag", "gute Äpfel", "keine Äpfel"]
+    vectorizer = TfidfVectorizer() if counts else HashingVectorizer(n_features=64)
+    pipeline = make_pipeline(vectorizer, LogisticRegression()).fit(texts, ["good", "bad", "good", "bad"])
+    directory = harness.directory("m", {}) / "1"
+    skops.io.dump(pipeline, directory / "model.skops")
+    completed = SklearnBackend().complete_config({"name": "m"}, directory, {})
+    assert completed["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": [1]}]
+    rows = np.array([[each.encode()] for each in texts], object)
+    found = answers(harness, load(harness, SklearnBackend()), rows)
+    assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(texts)]
+    np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(texts))
+
+
+def doubled(rows: Array) -> Array:
+    """A function of the user's own."""
+    twice: Array = 2 * rows
+    return twice
+
+
+def test_other_types_are_loaded_only_where_the_config_trusts_them(harness: Harness) -> None:
+    import skops.io
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.model_selection import RandomizedSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    path = harness.directory("m", {}) / "1" / "model.skops"
+    pipeline = make_pipeline(FunctionTransformer(doubled), Ridge()).fit(CLEAN, CLEAN[:, 0])
+    skops.io.dump(pipeline, path)
+    name = f"{__name__}.doubled"
+    refusal = rf"loaded: {name}; .* name them in parameter 'CONCH_TRUSTED_TYPES' if you trust the file"
+    for other in ({}, {"CONCH_TRUSTED_TYPES": __name__}):
+        with pytest.raises(InvalidArgumentError, match=refusal):
+            load(harness, SklearnBackend(), "predict", **other)
+    rows = CLEAN.astype(np.float64)
+    found = answers(
+        harness, load(harness, SklearnBackend(), "predict", CONCH_TRUSTED_TYPES=f"a.b, {name}"), rows
+    )
+    np.testing.assert_array_equal(found["predict"][:, 0], pipeline.predict(rows))
+
+    # These compile a text of the file.
+    search = RandomizedSearchCV(
+        LogisticRegression(), {"C": import_module("scipy.stats").loguniform(0.1, 10)}, n_iter=2
+    )
+    skops.io.dump(search.fit(CLEAN, labels("binary")), path)
+    with pytest.raises(InvalidArgumentError, match=r"loaded: scipy\.stats\..*rv_continuous_frozen; save"):
+        load(harness, SklearnBackend(), "predict")
 
 
 def data_frame_pipeline(harness: Harness, selector: bool) -> tuple[Any, Any]:
@@ -319,7 +586,6 @@ def test_completion(harness: Harness) -> None:
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*gblinear:UserWarning")  # of XGBoost 3.4
 def test_what_is_refused(harness: Harness) -> None:
     import skops.io
     from sklearn.linear_model import LinearRegression
@@ -328,11 +594,11 @@ def test_what_is_refused(harness: Harness) -> None:
     lightgbm_model("binary", directory / "xgboost.json")
     with pytest.raises(InvalidArgumentError, match=r"is a LightGBM model, which another backend serves"):
         load(harness, XgboostBackend())
-    xgboost_model("regression", directory / "xgboost.json", booster="gblinear", max_depth=None)
-    with pytest.raises(InternalError, match="can't be read as an XGBoost model in JSON"):
+    (directory / "xgboost.json").write_text('{"learner": {}}')
+    with pytest.raises(InternalError, match="can't be read as an XGBoost model in JSON: learner_model_param"):
         load(harness, XgboostBackend())
     skops.io.dump(LinearRegression(), directory / "model.skops")
-    with pytest.raises(InvalidArgumentError, match=r"LinearRegression of '.*' is not fitted, or"):
+    with pytest.raises(InvalidArgumentError, match=r"LinearRegression of '.*' is not fitted, has no"):
         load(harness, SklearnBackend())
     lightgbm_model("binary", directory / "model.txt")
     tensors = tensor_specs(input=("FP32", (FEATURES,))), tensor_specs(probability=("FP64", (1,)))

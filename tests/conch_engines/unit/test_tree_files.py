@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,8 @@ from conch.core.file_formats import XGBOOST_BINARY, identify
 from conch_engines.trees.checkpoint import check_checkpoint
 from conch_engines.trees.forest import Gtil, TreeliteEngine
 from conch_engines.trees.lightgbm_text import read_lightgbm
-from conch_engines.trees.model_files import CHECKPOINT, LIGHTGBM, XGBOOST_UBJ, DamagedError
+from conch_engines.trees.model_files import CHECKPOINT, LIGHTGBM, XGBOOST_JSON, XGBOOST_UBJ, DamagedError
+from conch_engines.trees.xgboost_file import read_xgboost
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,61 @@ def test_checkpoints_of_old_versions_name_the_way(
     path.write_bytes(b"\x03\0\0\0" + checkpoint[4:])
     with pytest.raises(InternalError, match=r"convert one of treelite 3.9 with treelite 4: treelite"):
         engine.open(path, CHECKPOINT, "m")
+
+
+def _tree(document: Any) -> Any:
+    return _booster(document)["model"]["trees"][1]
+
+
+def _booster(document: Any) -> Any:
+    return document["learner"]["gradient_booster"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda of: _tree(of)["left_children"].__setitem__(0, 99), "tree 1: a child that is no node"),
+        (lambda of: _tree(of)["left_children"].__setitem__(0, 2), "tree 1: a node with two parents"),
+        (lambda of: _tree(of)["split_indices"].__setitem__(0, FEATURES), "split by an unknown feature"),
+        (lambda of: _tree(of)["split_conditions"].pop(), "tree 1: split_conditions has .* elements"),
+        (lambda of: _tree(of)["base_weights"].__setitem__(0, "1"), "base_weights is missing, or no list"),
+        (lambda of: _tree(of)["parents"].__setitem__(1, -2), "tree 1: a parent that is no node"),
+        (lambda of: _tree(of)["categories"].append(3), "tree 1: splits by unknown categories"),
+        (lambda of: _tree(of)["tree_param"].update(size_leaf_vector="2"), "leaves of 2 values for 3 outputs"),
+        (lambda of: _tree(of).update(id=0), "tree 1: another number"),
+        (lambda of: _booster(of)["model"]["tree_info"].__setitem__(0, 3), "a tree of an unknown output"),
+        (lambda of: _booster(of)["model"]["iteration_indptr"].pop(), "iterations in no order"),
+        (lambda of: _booster(of)["model"]["trees"].pop(), "trees that are missing"),
+        (lambda of: _booster(of)["model"].update(cats={"enc": [{}]}), "categories of unknown features"),
+        (lambda of: _booster(of).update(name="gblinear"), "weights is missing, or no list of numbers"),
+        (lambda of: of["learner"]["learner_model_param"].update(base_score="[1,2]"), "2 base scores for 3"),
+    ],
+)
+def test_a_model_of_xgboost_that_leads_astray(change: Change, reason: str) -> None:
+    document = json.loads(xgboost_model("multi").save_raw("json"))
+    read_xgboost(json.dumps(document).encode(), XGBOOST_JSON)
+    change(document)
+    if reason == "tree 1: splits by unknown categories":
+        _tree(document)["split_type"][0] = 1
+    with pytest.raises(DamagedError, match=reason):
+        read_xgboost(json.dumps(document).encode(), XGBOOST_JSON)
+
+
+def test_ubjson_is_read_as_json() -> None:
+    booster = xgboost_model("multi")
+    document = read_xgboost(bytes(booster.save_raw("ubj")), XGBOOST_UBJ).document
+    own = read_xgboost(bytes(booster.save_raw("json")), XGBOOST_JSON).document
+    as_json = json.loads(json.dumps(document, default=np.ndarray.tolist), parse_float=np.float32)
+    assert as_json == json.loads(json.dumps(own), parse_float=np.float32)
+    deep = b"{L" + (1).to_bytes(8, "big") + b"a" + b"[" * 10_000
+    for content, kind in (
+        (deep, XGBOOST_UBJ),
+        (b'{"a": ' + b"[" * 100_000, XGBOOST_JSON),
+        (b'{"a": 1, "a": 2}', XGBOOST_JSON),
+        (b"{" + 2 * b"i\x01aT" + b"}", XGBOOST_UBJ),
+    ):
+        with pytest.raises(DamagedError):
+            read_xgboost(content, kind)
 
 
 @pytest.mark.parametrize(

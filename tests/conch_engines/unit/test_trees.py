@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -440,7 +441,7 @@ def test_a_file_that_is_cut_off_says_where(harness: Harness, backend: FilBackend
     path = harness.directory("m", {}) / "1" / "xgboost.ubj"
     xgboost_model("binary", path)
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(InternalError, match=r"as an XGBoost model in UBJSON: .*unexpected end of input"):
+    with pytest.raises(InternalError, match=r"as an XGBoost model in UBJSON: it ends too early"):
         load(harness, backend, config_of())
 
 
@@ -491,3 +492,20 @@ def test_several_targets_are_refused(harness: Harness, backend: FilBackend) -> N
     xgboost.train({"nthread": 1}, data, 2).save_model(harness.directory("m", {}) / "1" / "xgboost.json")
     with pytest.raises(InvalidArgumentError, match="Multi-target model not supported"):
         load(harness, backend, config_of())
+
+
+def test_a_warning_of_treelite_is_not_the_reason_of_an_error(harness: Harness, backend: FilBackend) -> None:
+    path = harness.directory("m", {}) / "1" / "xgboost.json"
+    xgboost_model("binary", path)
+    document = json.loads(path.read_bytes())
+    document["learner"] |= {"unknown": 1, "objective": {"name": "binary:of_mine"}}
+    path.write_text(json.dumps(document))
+    with pytest.raises(InternalError, match="Unrecognized XGBoost objective"):
+        load(harness, backend, config_of(xgboost_allow_unknown_field="true"))
+
+
+def test_contributions_of_vectors_are_refused(harness: Harness, backend: FilBackend) -> None:
+    path = harness.directory("m", {}) / "1" / "xgboost.ubj"
+    xgboost_model("multi", path, multi_strategy="multi_output_tree")
+    with pytest.raises(UnsupportedError, match="no 'treeshap_output' for leaves with a value for each class"):
+        load(harness, backend, config_of("treeshap_output"))

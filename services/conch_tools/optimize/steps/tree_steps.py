@@ -32,7 +32,7 @@ _TRUSTED = frozenset(
         "sklearn.ensemble._hist_gradient_boosting.binning._BinMapper",
     }
 )
-"""Types that run no code though skops does not trust them: those that the backend ``sklearn`` loads."""
+"""Types that run no code though skops does not trust them: those of trees and columns."""
 
 
 def keep(job: Job) -> None:
