@@ -26,6 +26,9 @@ class EndRule(Protocol):
     def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """The seconds that count."""
 
+    def boundaries(self, slices: Sequence[Slice]) -> list[int]:
+        """The seconds at which what counts may begin or end."""
+
     def ends_walk(self, point: Point) -> bool:
         """True if no further load is measured."""
 

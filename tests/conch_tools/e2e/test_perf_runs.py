@@ -144,6 +144,31 @@ def test_counts_what_the_server_counts(
         assert 0 < sent <= 160
 
 
+@pytest.mark.parametrize("by", ["perf", "perf_analyzer"])
+def test_statistics_of_the_server_are_those_of_the_seconds_that_count(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        if by == "perf":
+            load = ["--rate", "50", "--warmup", "4", "--duration", "4", "--json"]
+            perf_command.run(["simple", "-u", f"grpc://{server.address}", *load])
+        else:
+            # Six windows of a second, after a warm-up; the last three count.
+            windows = ["--request-rate-range", "50", "-p", "800", "-r", "6", "-s", "1e-9"]
+            arguments = ["-m", "simple", "-i", "grpc", "-u", server.address, *windows]
+            perf_command.run(["--as", "perf_analyzer", *arguments])
+    text = capsys.readouterr().out
+    if by == "perf":
+        (point,) = PerfResult.from_json(text).points
+        assert point.server is not None
+        counted, of_server = point.answered, point.server.requests
+    else:
+        counted, of_server = map(int, re.findall(r"(?:Request|Successful request) count: (\d+)", text))
+    # The server is asked a little after each end; a busy machine answers late.
+    assert abs(of_server - counted) < counted / 2
+
+
 @pytest.mark.parametrize("by", ["stream", "generate_stream"])
 def test_measures_tokens_of_streams(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path, "llm", _LLM, {"model.py": _TOKENS})
