@@ -19,9 +19,15 @@ from conch_tools.perf.load.load_process import LoadPlan
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorded_values import ResponseKind, request_record
 from conch_tools.perf.measure.records import RequestRecord
-from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
+from conch_tools.perf.measure.results import (
+    LimitsOutcome,
+    Load,
+    PerfResult,
+    Point,
+    ServerStatistics,
+)
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measure.slo_search import RateSearch
+from conch_tools.perf.measure.slo_search import RateSearch, judge_points
 from conch_tools.perf.model_requests import (
     MadeRequests,
     check_sequences,
@@ -135,6 +141,7 @@ def run_perf(
         started=started,
         points=tuple(points),
         interrupted=interrupted,
+        limits=_limits_outcome(settings, points),
     )
     if interrupted:
         raise PerfInterrupted(result)
@@ -173,7 +180,7 @@ def _plans(
     points: Sequence[Point],
 ) -> Iterator[tuple[Load, LoadPlan]]:
     """Each load; those of a search follow from the points so far."""
-    if not settings.limits:
+    if settings.loads:
         for load in settings.loads:
             yield load, _plan(settings, load, streams, decoupled, batching)
         return
@@ -182,6 +189,17 @@ def _plans(
         load = Load("rate", rate, settings.distribution)
         yield load, _plan(settings, load, streams, decoupled, batching)
         search.tell(points[-1])
+
+
+def _limits_outcome(settings: PerfSettings, points: Sequence[Point]) -> LimitsOutcome | None:
+    if not settings.limits:
+        return None
+    if settings.loads:
+        return judge_points(settings.limits, points)
+    search = RateSearch(settings.limits)
+    for point in points:
+        search.tell(point)
+    return search.outcome()
 
 
 def _measure(

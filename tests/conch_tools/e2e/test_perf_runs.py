@@ -192,6 +192,28 @@ def test_measures_tokens_of_streams(by: str, tmp_path: Path, capsys: pytest.Capt
     assert point.answered <= point.first.count <= point.answered + 2
 
 
+def test_a_limit_that_is_missed_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        arguments = [
+            "simple",
+            "-u",
+            f"grpc://{server.address}",
+            "-c",
+            "1",
+            "--duration",
+            "1",
+            "--warmup",
+            "0",
+        ]
+        assert perf_command.run([*arguments, "--slo", "p50=1000s"]) == perf_command.DONE
+        assert "All loads meet the limits." in capsys.readouterr().out
+        assert (
+            perf_command.run([*arguments, "--slo", "p50=1ns", "--slo", "p99=1000s"]) == perf_command.REFUSED
+        )
+        assert "times p50=1ns." in capsys.readouterr().out
+
+
 def test_refuses_flags_without_effect_on_payloads(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["m", "-u", "http://localhost:1", "--endpoint", "v2/models/m/generate", "-b", "2"]
     assert perf_command.run(arguments) == perf_command.USAGE

@@ -15,6 +15,7 @@ from conch_tools.perf.measure.comparison import compare
 from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.results import Generator, Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
+from conch_tools.perf.measure.slo_search import Limit, judge_points
 from conch_tools.perf.reports.figures import knee, stage_times_ms
 from conch_tools.perf.reports.html_report import as_html
 from conch_tools.perf.reports.tables import as_csv, as_markdown, as_terminal, token_table
@@ -126,6 +127,22 @@ def test_csv_has_the_numbers_of_the_points() -> None:
         assert float(row["latency p99 us"]) == pytest.approx(point.latency.quantile_ns(0.99) / 1e3, abs=0.1)
         assert float(row["p99 low us"]) <= float(row["latency p99 us"]) <= float(row["p99 high us"])
         assert row["verdict"]
+
+
+def test_every_report_has_the_outcome_of_the_limits() -> None:
+    limits = [Limit.parse("p99=2.5s"), Limit.parse("p50=3ms")]
+    outcome = judge_points(limits, RESULT.points)
+    result = replace(RESULT, limits=outcome)
+    assert "concurrency 4: " in outcome.reason and "times p50=3ms" in outcome.reason
+    for text in (as_terminal(result), as_markdown(result), as_html(result), result.to_json()):
+        assert outcome.reason in text
+    assert [row["within limits"] for row in csv.DictReader(as_csv(result).splitlines())] == [
+        "yes",
+        "yes",
+        "no",
+    ]
+    assert {row["within limits"] for row in csv.DictReader(as_csv(RESULT).splitlines())} == {""}
+    assert PerfResult.from_json(result.to_json()).limits == outcome
 
 
 def test_token_table_has_the_rate_of_all_and_of_one_user() -> None:
