@@ -214,6 +214,23 @@ def test_a_limit_that_is_missed_is_the_exit_code(tmp_path: Path, capsys: pytest.
         assert "times p50=1ns." in capsys.readouterr().out
 
 
+def test_a_port_of_the_other_protocol_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        http, grpc = server.http_address, server.address
+        assert perf_command.run(["simple", "-u", f"grpc://{http}"]) == perf_command.UNREACHED
+        assert perf_command.run(["simple", "-u", f"http://{grpc}"]) == perf_command.UNREACHED
+        perf_command.run(["--as", "perf_analyzer", "-m", "simple", "-i", "grpc", "-u", http])
+    of_http, of_grpc, of_analyzer = capsys.readouterr().err.splitlines()
+    told = f"grpc://{http} is an HTTP port: use http://{http} (-i http of perf_analyzer), or the gRPC port"
+    assert of_http == f"conch perf: {told}"
+    assert of_analyzer == f"perf_analyzer: {told}"
+    assert of_grpc == (
+        f"conch perf: http://{grpc} is no HTTP port: use the HTTP port, or grpc://{grpc} "
+        "(-i grpc of perf_analyzer) if it speaks gRPC"
+    )
+
+
 def test_refuses_flags_without_effect_on_payloads(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["m", "-u", "http://localhost:1", "--endpoint", "v2/models/m/generate", "-b", "2"]
     assert perf_command.run(arguments) == perf_command.USAGE
@@ -291,6 +308,10 @@ def test_measures_over_tls_and_a_unix_socket(
         if trusting:
             assert perf_command.run(arguments) == perf_command.UNREACHED
             assert "certificate verify failed" in capsys.readouterr().err
+        if scheme == "https":
+            grpcs = f"grpcs://{server.http_address}"
+            assert perf_command.run(["simple", "-u", grpcs, *trusting]) == perf_command.UNREACHED
+            assert f"{grpcs} is an HTTP port: use {url}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc", "stream"])
