@@ -276,7 +276,7 @@ class _BoundStatistics:
         return self._rule is not None and self._rule.enough(counted)
 
     def of(self, slices: Sequence[Slice]) -> dict[str, ServerStatistics]:
-        """What the server has counted in these seconds; to now, if they end with the load."""
+        """Counts of the server in these seconds; to now, if they end with the load."""
         if not slices:
             return {}
         before, after = self._at.get(slices[0].second, {}), self._at.get(slices[-1].second + 1)
