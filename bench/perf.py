@@ -46,6 +46,7 @@ class CountWindows:
         self._windows = Windows(requests=requests, spread=STABILITY_PERCENT / 100, most=TRIALS)
         self.counted = self._windows.counted
         self.stable = self._windows.stable
+        self.boundaries = self._windows.boundaries
 
     def enough(self, slices: Sequence[Slice]) -> bool:
         """True if the load is over: a request failed, or the windows agree."""

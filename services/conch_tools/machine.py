@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def machine_facts() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
+
+
+def overflows_16_bits(flags: Sequence[str]) -> bool:
+    """True if a processor with these flags adds products of 8-bit numbers in 16 bits: x86 without VNNI."""
+    return bool(flags) and not {"avx512_vnni", "avx_vnni"} & set(flags)
 
 
 def _model_of(information: Path) -> str:

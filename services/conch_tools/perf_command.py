@@ -42,8 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Sends requests to a model of a running server, conch or another one that speaks its "
         "protocols, and measures what comes of it. With -c so many requests are in flight at any time; with "
         "--rate they are sent at their times, whatever is unanswered, and latencies count from those times.",
-        epilog="exit codes: 0 measured, 1 refused, or every load failed, 2 wrong usage, 3 no server, "
-        "130 interrupted",
+        epilog="exit codes: 0 measured, 1 refused, every load failed, or a limit of --slo is missed, "
+        "2 wrong usage, 3 no server, 130 interrupted",
         allow_abbrev=False,
     )
     parser.add_argument("model", help="name of the model")
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LIMIT",
-        help="as p99=20ms, ttft_p95=200ms, itl_p95=50ms or errors=0.1%%",
+        help="that each load is to meet, as p99=20ms, ttft_p95=200ms, itl_p95=50ms or errors=0.1%%",
     )
     load.add_argument(
         "--distribution",
@@ -196,11 +196,10 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"conch perf: {error}", file=sys.stderr)
         return REFUSED
     _report(result, options, None if old is None else compare(old, result))
-    if settings.limits and not options.json:
-        print(_found_rate(settings.limits, result))
     if interrupted:
         return INTERRUPTED
-    return DONE if any(point.answered for point in result.points) else REFUSED
+    met = result.limits is None or result.limits.met
+    return DONE if met and any(point.answered for point in result.points) else REFUSED
 
 
 def perf_analyzer() -> int:
@@ -390,8 +389,8 @@ def _sequences(options: argparse.Namespace) -> SequenceSettings | None:
 def _limits(options: argparse.Namespace) -> list[Limit]:
     from conch_tools.perf.measure.slo_search import Limit
 
-    if bool(options.slo) is not (options.rate == "auto"):
-        raise FlagsError("--rate auto and --slo go together, as in --rate auto --slo p99=20ms")
+    if options.rate == "auto" and not options.slo:
+        raise FlagsError("--rate auto needs --slo, as in --rate auto --slo p99=20ms")
     try:
         return [Limit.parse(text) for text in options.slo]
     except ValueError as error:
@@ -466,16 +465,6 @@ def _progress(load: Load, counts: Slice) -> None:
     text = f"{load.mode} {load.value:g}: second {counts.second + 1}, {counts.answered:,} requests, p50 {p50}"
     failed = f", {errors} errors" if errors else ""
     print(f"\r\x1b[K{text}, p99 {p99}{failed}", end="", file=sys.stderr, flush=True)
-
-
-def _found_rate(limits: Sequence[Limit], result: PerfResult) -> str:
-    """Sentence on the result of a search of rates."""
-    from conch_tools.perf.measure.slo_search import RateSearch
-
-    search = RateSearch(limits)
-    for point in result.points:
-        search.tell(point)
-    return search.outcome().reason
 
 
 def _read(path: Path) -> PerfResult:

@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,8 @@ _CONNECT_S = 5.0
 _REGIONS = "/v2/systemsharedmemory"
 # grpcio does not tell otherwise whether UNAVAILABLE comes from a server or from its channel.
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "empty address list")
+# grpcio's texts of a port that speaks HTTP/1.1, without and with TLS.
+_IS_HTTP = ("Trying to connect an http1.x server", "missing selected ALPN property")
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -58,6 +61,11 @@ def ask_error(endpoint: Endpoint, error: grpc.RpcError) -> AskError:
     """The error of a call that failed."""
     text = error.details() or error.code().name
     reached = error.code() is not grpc.StatusCode.UNAVAILABLE or not text.startswith(_NOT_CONNECTED)
+    if not reached and any(each in text for each in _IS_HTTP):
+        other = replace(endpoint, protocol="http").url
+        return AskError(
+            f"{endpoint.url} is an HTTP port: use {other} (-i http of perf_analyzer), or the gRPC port", False
+        )
     return AskError(text if reached else f"{endpoint.url}: {text}", reached)
 
 
@@ -173,7 +181,14 @@ def http_ask(
             response = connection.getresponse()
             return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise AskError(f"{endpoint.url}: {str(error) or type(error).__name__}", False) from None
+        text = f"{endpoint.url}: {str(error) or type(error).__name__}"
+        if type(error) is http.client.BadStatusLine:
+            other = replace(endpoint, protocol="grpc").url
+            text = (
+                f"{endpoint.url} is no HTTP port: use the HTTP port, or {other} (-i grpc of perf_analyzer) "
+                "if it speaks gRPC"
+            )
+        raise AskError(text, False) from None
 
 
 def model_path(model: str, version: str) -> str:

@@ -1,4 +1,4 @@
-"""An ONNX model for tests of `conch optimize`, its samples, and what it returns by numpy."""
+"""Models for tests of `conch optimize`, with their samples."""
 
 from __future__ import annotations
 
@@ -16,6 +16,29 @@ STEPS = Path(__file__).with_name("optimize_steps.py")
 ENVIRONMENTS = Path.home() / ".cache" / "conch-tests" / "optimize"
 """Directory in which steps have their environments built, in some minutes; make it to have that."""
 OFFLINE = not ENVIRONMENTS.is_dir()
+_NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, x, scale):
+        found = self.out(torch.relu(self.hidden(x)))
+        return found * scale, found.sum(1, keepdim=True)
+
+
+def make():
+    torch.manual_seed(1)
+    return Net(), (torch.zeros(3, 6), torch.ones(3, 1))
+
+
+def alone():
+    return make()[0]
+"""
 
 
 def write_two_outputs(folder: Path, rows: int = 64) -> tuple[Path, Path]:
@@ -52,3 +75,13 @@ def write_two_outputs(folder: Path, rows: int = 64) -> tuple[Path, Path]:
     answers = {"first": hidden @ values["w2"], "second": hidden @ values["w3"]}
     np.savez(folder / "answers.npz", **{name: each.reshape(rows, 3, 4) for name, each in answers.items()})
     return model, samples
+
+
+def write_torch_module(folder: Path) -> tuple[str, Path]:
+    """A function of a module with two inputs and two outputs, as ``file.py:make``, and its samples."""
+    random = np.random.default_rng(2)
+    arrays = {"x": random.standard_normal((40, 6)), "scale": random.uniform(0.5, 2, (40, 1))}
+    net, rows = folder / "net.py", folder / "rows.npz"
+    net.write_text(_NET)
+    np.savez(rows, **{name: array.astype(np.float32) for name, array in arrays.items()})  # type: ignore[arg-type]
+    return f"{net}:make", rows

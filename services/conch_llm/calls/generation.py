@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import Parameter
 from conch_llm.deltas import Delta
@@ -32,9 +34,11 @@ class TokenCounter(Protocol):
 
     Attributes:
         longest: Most tokens of an input for embeddings; None if unknown.
+        beyond: The number after the greatest id of a token.
     """
 
     longest: int | None
+    beyond: int
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with special tokens around it."""
@@ -42,17 +46,14 @@ class TokenCounter(Protocol):
     def count(self, text: str, add_special_tokens: bool = True) -> int:
         """The number of tokens of a text."""
 
-    def stranger(self, ids: Sequence[int]) -> int | None:
-        """The largest of ids if it is no token; None if all are tokens."""
-
 
 def check_ids(model: str, counter: TokenCounter | None, given: str | Sequence[int], param: str) -> None:
     """Raises FieldError: a token id of a prompt is out of the model's vocabulary."""
     if counter is None or isinstance(given, str):
         return
-    wrong = counter.stranger(given)
-    if wrong is not None:
-        raise FieldError(f"`{param}`: {wrong} is no token of model '{model}'", param)
+    largest = int(np.max(given))
+    if largest >= counter.beyond:
+        raise FieldError(f"`{param}`: {largest} is no token of model '{model}'", param)
 
 
 @dataclass(frozen=True, slots=True)

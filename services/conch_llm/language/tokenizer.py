@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_llm.language.chat_template import find_path
 
@@ -27,6 +25,7 @@ class TextTokenizer:
 
     Attributes:
         longest: Tokens to which the file says that texts are cut; None if it does not. All are encoded.
+        beyond: The number after the greatest id of a token.
 
     Raises:
         InvalidArgumentError: The file is malformed.
@@ -39,12 +38,7 @@ class TextTokenizer:
         self.longest: int | None = None if cut is None else cut["max_length"]
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._beyond = max(self._tokenizer.get_vocab().values(), default=-1) + 1
-
-    def stranger(self, ids: Sequence[int]) -> int | None:
-        """The largest of ids if it is no token; None if all are tokens."""
-        largest = int(np.max(ids))
-        return largest if largest >= self._beyond else None
+        self.beyond = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""

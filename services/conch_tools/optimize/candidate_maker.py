@@ -12,6 +12,7 @@ from conch import __version__
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.process.gpu_discovery import find_gpus
+from conch_tools.machine import machine_facts, overflows_16_bits
 from conch_tools.optimize.accuracy_check import AccuracyCheck
 from conch_tools.optimize.candidate_config import config_text
 from conch_tools.optimize.candidate_folders import CandidateFolders
@@ -53,6 +54,7 @@ class CandidateMaker:
     ) -> None:
         self._original, self._options = original, options
         self._folders, self._environments, self._progress = folders, environments, progress
+        self._reduces_range = overflows_16_bits(machine_facts()["flags"])
         self._runner = StepRunner(options.step_timeout_s)
         self._serving = CandidateServing(original, options.step_timeout_s)
         self._check = AccuracyCheck(original, options, self._serving)
@@ -130,6 +132,7 @@ class CandidateMaker:
             "function": original.source.function,
             "file": kind.file,
             "conch_prefix": sys.prefix,
+            "reduce_range": self._reduces_range,
             **step.options,
         }
         job["samples"] = str(original.samples_file)
@@ -176,6 +179,7 @@ class CandidateMaker:
                 [environment.version_of(each) for each in step.requires],
                 original.samples_digest,
                 original.batch,
+                self._reduces_range,
                 {name: digest_of_array(array) for name, array in original.answers.items()},
                 asdict(options.limits),
                 [options.metric, digest_of(Path(metric)) if metric.endswith(".py") else "", options.max_drop],

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conch_tools.machine import overflows_16_bits
 from conch_tools.reports.html_page import Figure, Lines, Table, page
 from conch_tools.reports.svg_chart import Axis, Chart
 from conch_tools.reports.svg_tree import Node, tree_svg
@@ -180,13 +181,16 @@ def _accuracy(candidates: _Candidates) -> Iterator[Figure | Table]:
 def _facts(report: Mapping[str, Any]) -> Table:
     source, samples, machine = report["source"], report["samples"], report["environment"]
     noise = ", ".join(f"{name} {value:.2g}" for name, value in report["noise"].items())
+    processor = f"{machine['cpu']}, {machine['cores']} cores"
+    if overflows_16_bits(machine["flags"]):
+        processor += ", without VNNI: int8 weights of ONNX have 7 bits"
     rows = (
         ("source", f"{source['path']} ({source['kind']}, {source['digest']})"),
         *((f"input {each['name']}", f"{each['datatype']} {each['dims']}") for each in source["inputs"]),
         *((f"output {each['name']}", f"{each['datatype']} {each['dims']}") for each in source["outputs"]),
         ("samples", f"{samples['rows']}, {samples['origin']}"),
         ("noise of the original", noise),
-        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
+        ("processor", processor),
     )
     return Table("Facts", ("", ""), rows)
 

@@ -15,6 +15,7 @@ _DYNAMO = (*_TORCH_ONNX, "onnxscript>=0.5")
 _TORCH_OPENVINO = (*_TORCH, "openvino>=2026.0")
 _ONNX, _ORT, _OPENVINO = ("onnx>=1.17",), ("onnxruntime>=1.18",), ("openvino>=2026.0",)
 _ONNX_ORT, _SLIM = (*_ONNX, *_ORT), (*_ONNX, "onnxslim>=0.1.60")
+_STATIC = (*_ONNX_ORT, "sympy>=1.12")  # which ONNX Runtime imports to infer shapes, and does not require
 _SKLEARN, _XGBOOST, _LIGHTGBM = (
     ("scikit-learn>=1.4", "skops>=0.13"),
     ("xgboost-cpu>=2.1",),
@@ -110,9 +111,7 @@ STEPS: tuple[Step, ...] = (
     Step("onnx-slim", ("onnx",), "onnx_slim", _SLIM, "onnx:slim"),
     Step("onnx-fp16", ("onnx",), "onnx_fp16", _ONNX_ORT, "onnx:to_fp16", "reduced"),
     Step("ort-int8-dynamic", ("onnx",), "onnx_int8", _ONNX_ORT, "onnx:quantize_dynamic", "quantised"),
-    Step(
-        "ort-int8-static", ("onnx",), "onnx_qdq", _ONNX_ORT, "onnx:quantize_static", "quantised", needs=_DATA
-    ),
+    Step("ort-int8-static", ("onnx",), "onnx_qdq", _STATIC, "onnx:quantize_static", "quantised", needs=_DATA),
     Step("openvino", ("onnx",), "openvino", _OPENVINO, "openvino:convert"),
     Step("openvino-f16", ("onnx",), "openvino_f16", _OPENVINO, "openvino:convert_half", "reduced"),
     Step("openvino-bf16", ("openvino",), "openvino_bf16", _OPENVINO, "openvino:keep_bf16", "reduced"),

@@ -19,9 +19,15 @@ from conch_tools.perf.load.load_process import LoadPlan
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorded_values import ResponseKind, request_record
 from conch_tools.perf.measure.records import RequestRecord
-from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
+from conch_tools.perf.measure.results import (
+    LimitsOutcome,
+    Load,
+    PerfResult,
+    Point,
+    ServerStatistics,
+)
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measure.slo_search import RateSearch
+from conch_tools.perf.measure.slo_search import RateSearch, judge_points
 from conch_tools.perf.model_requests import (
     MadeRequests,
     check_sequences,
@@ -135,6 +141,7 @@ def run_perf(
         started=started,
         points=tuple(points),
         interrupted=interrupted,
+        limits=_limits_outcome(settings, points),
     )
     if interrupted:
         raise PerfInterrupted(result)
@@ -173,7 +180,7 @@ def _plans(
     points: Sequence[Point],
 ) -> Iterator[tuple[Load, LoadPlan]]:
     """Each load; those of a search follow from the points so far."""
-    if not settings.limits:
+    if settings.loads:
         for load in settings.loads:
             yield load, _plan(settings, load, streams, decoupled, batching)
         return
@@ -182,6 +189,17 @@ def _plans(
         load = Load("rate", rate, settings.distribution)
         yield load, _plan(settings, load, streams, decoupled, batching)
         search.tell(points[-1])
+
+
+def _limits_outcome(settings: PerfSettings, points: Sequence[Point]) -> LimitsOutcome | None:
+    if not settings.limits:
+        return None
+    if settings.loads:
+        return judge_points(settings.limits, points)
+    search = RateSearch(settings.limits)
+    for point in points:
+        search.tell(point)
+    return search.outcome()
 
 
 def _measure(
@@ -199,20 +217,19 @@ def _measure(
     if settings.warm_up_calls:
         warm_up = replace(plan, calls=settings.warm_up_calls, seconds=_LONGEST_WARM_UP_S, keeps=False)
         run_load(warm_up, min(processes, settings.warm_up_calls), lambda counts: None)
-    before = _statistics(api, settings, config)
-    enough = None if rule is None else partial(_enough, rule, settings.warm_up)
+    statistics = _BoundStatistics(partial(_statistics, api, settings, config), settings.warm_up, rule)
     gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
     with gpus or nullcontext():
-        outcome = run_load(plan, processes, progress, enough)
+        outcome = run_load(plan, processes, progress, statistics.enough)
     interrupted = outcome.interrupted
-    try:
-        times = _difference(before, _statistics(api, settings, config))
-    except KeyboardInterrupt:
-        times, interrupted = {}, True
     slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
     if rule is not None:
         slices = rule.counted(slices)
         length_s = len(slices)
+    try:
+        times = statistics.of(slices)
+    except KeyboardInterrupt:
+        times, interrupted = {}, True
     own = times.pop(settings.model, None)
     metrics = {} if gpus is None else gpus.found()
     notes = [f"{text[0].upper()}{text[1:]}." for text in outcome.lost]
@@ -236,8 +253,34 @@ def _measure(
     return point, interrupted, outcome.begin_ns
 
 
-def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
-    return rule.enough(slices[warm_up:])
+class _BoundStatistics:
+    """The server's statistics at each second of a load at which what counts may begin or end."""
+
+    def __init__(
+        self, read: Callable[[], dict[str, ServerStatistics]], warm_up: int, rule: EndRule | None
+    ) -> None:
+        self._read = read
+        self._warm_up = warm_up
+        self._rule = rule
+        self._at = {} if warm_up else {0: read()}
+
+    def enough(self, slices: Sequence[Slice]) -> bool:
+        """Takes all whole seconds so far; True if the load is over."""
+        counted = slices[self._warm_up :]
+        bounds = {self._warm_up} if len(slices) >= self._warm_up else set()
+        if self._rule is not None and counted:
+            bounds.update(self._rule.boundaries(counted))
+        new = bounds - self._at.keys()
+        if new and all(self._at.values()):  # a server that has not answered is not asked again
+            self._at.update(dict.fromkeys(new, self._read()))
+        return self._rule is not None and self._rule.enough(counted)
+
+    def of(self, slices: Sequence[Slice]) -> dict[str, ServerStatistics]:
+        """Counts of the server in these seconds; to now, if they end with the load."""
+        if not slices:
+            return {}
+        before, after = self._at.get(slices[0].second, {}), self._at.get(slices[-1].second + 1)
+        return _difference(before, self._read() if after is None else after)
 
 
 def _plan(

@@ -26,6 +26,9 @@ class EndRule(Protocol):
     def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """The seconds that count."""
 
+    def boundaries(self, slices: Sequence[Slice]) -> list[int]:
+        """The seconds at which what counts may begin or end."""
+
     def ends_walk(self, point: Point) -> bool:
         """True if no further load is measured."""
 
@@ -55,8 +58,8 @@ class PerfSettings:
         endpoint: The server.
         model: The model's name.
         version: Its version; empty for the server's choice.
-        loads: One after the other.
-        limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
+        loads: One after the other; if empty, the highest rate that meets ``limits`` is searched.
+        limits: Limits that each load is to meet.
         distribution: Distribution of request times in that search.
         seconds: Length of each, that counts.
         warm_up: Seconds before them.

@@ -19,6 +19,8 @@ figure { margin: 1rem 0; break-inside: avoid; } figcaption { color: var(--soft);
 svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 12px; }
 .grid { stroke: var(--rule); fill: none; } .median { stroke: var(--back); stroke-width: 2; }
 .line { fill: none; stroke-width: 2; } .line.dashed { stroke-dasharray: 6 4; }
+.line.dotted { stroke-dasharray: 2 3; }
+.halo { paint-order: stroke; stroke: var(--back); stroke-width: 4px; }
 .series-0 { --c: var(--c0); } .series-1 { --c: var(--c1); } .series-2 { --c: var(--c2); }
 .series-3 { --c: var(--c3); } .series-4 { --c: var(--c4); } .series-5 { --c: var(--c5); }
 .line { stroke: var(--c); } .fill { fill: var(--c); }

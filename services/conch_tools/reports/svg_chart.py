@@ -12,10 +12,15 @@ from html import escape
 from typing import Literal
 
 SERIES = 6
-"""Colours; a chart with more series repeats them with dashes."""
+"""Colours; a chart with more series repeats them with dashes, then with dots."""
 
+_PATTERNS = ("", " dashed", " dotted")
 _WIDTH, _HEIGHT = 720, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 34, 48
+_LETTER = 7  # width of a letter, a little more than that of most
+_SLANT = math.sqrt(0.5)  # of names that are turned by 45 degrees
+_LEGEND = 18  # height of a row of legends
+_LEGEND_GAP = 34  # in a row of legends: the square, and what is between two
 _LARGEST_SHARE = 0.99999
 _SHARES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
@@ -140,33 +145,54 @@ class Chart:
         """A text at a point, with a line down to the axis."""
         self._rule(x, self._y.low, x, y, "grid")
         anchor = "end" if self._x.place(x) > 0.6 else "start"
-        self._marks.append(_text(self._across(x), self._down(y) - 8, text, anchor))
+        self._marks.append(f'<g class="halo">{_text(self._across(x), self._down(y) - 8, text, anchor)}</g>')
 
     def svg(self) -> str:
-        """The whole chart."""
+        """The whole chart; rows of legends and turned names make it higher."""
+        legends, above = self._legends()
+        names, below = self._names_across()
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-            f'aria-label="{escape(self._title)}">',
-            *self._axes(),
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT + above + below}" '
+            f'role="img" aria-label="{escape(self._title)}">',
+            *legends,
+            f'<g transform="translate(0 {above})">',
+            *names,
+            *self._axes(below),
             *self._marks,
-            *self._legends(),
+            "</g>",
             "</svg>",
         ]
         return "\n".join(parts)
 
-    def _axes(self) -> list[str]:
+    def _names_across(self) -> tuple[list[str], int]:
+        """Texts of the x axis with their lines, turned if they are too long; the room they need below."""
+        bottom = _HEIGHT - _BOTTOM
+        marks = [(self._across(value), text) for value, text in self._x.marks()]
+        room = (_WIDTH - _LEFT - _RIGHT) / max(len(marks), 1)
+        longest = max((len(text) for _, text in marks), default=0)
+        turned = bool(self._x.ticks) and longest * _LETTER > room
+        below = 0
+        parts = []
+        for index, (across, whole) in enumerate(marks):
+            parts.append(f'<path class="grid" d="M{across:.1f} {_TOP}V{bottom}"/>')
+            if not turned:
+                parts.append(_text(across, bottom + 16, whole, "middle"))
+            elif index % math.ceil(_LEGEND / room) == 0:
+                text = _cut(whole, (marks[0][0] - 4) / _SLANT)
+                below = max(below, math.ceil(len(text) * _LETTER * _SLANT) - 12)
+                place = f"{across + 4:.1f} {bottom + 14}"
+                parts.append(_text(across + 4, bottom + 14, text, "end", f"rotate(-45 {place})"))
+        return parts, below
+
+    def _axes(self, below: int) -> list[str]:
         right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
         parts = []
-        for value, text in self._x.marks():
-            across = self._across(value)
-            parts.append(f'<path class="grid" d="M{across:.1f} {_TOP}V{bottom}"/>')
-            parts.append(_text(across, bottom + 16, text, "middle"))
         for value, text in self._y.marks():
             down = self._down(value)
             parts.append(f'<path class="grid" d="M{_LEFT} {down:.1f}H{right}"/>')
             parts.append(_text(_LEFT - 6, down + 4, text, "end"))
         middle = (_LEFT + right) / 2
-        parts.append(_text(middle, _HEIGHT - 10, self._x.label, "middle"))
+        parts.append(_text(middle, _HEIGHT - 10 + below, self._x.label, "middle"))
         turned = f"rotate(-90 14 {(_TOP + bottom) / 2})"
         parts.append(
             f'<text transform="{turned}" x="14" y="{(_TOP + bottom) / 2}" text-anchor="middle">'
@@ -174,15 +200,25 @@ class Chart:
         )
         return parts
 
-    def _legends(self) -> list[str]:
-        parts, across = [], float(_LEFT)
-        for series, name in self._names.items():
-            parts.append(
-                f'<rect class="fill {_colour(series)}" x="{across:.0f}" y="10" width="12" height="12"/>'
-            )
-            parts.append(_text(across + 16, 20, name, "start"))
-            across += 34 + 7 * len(name)
-        return parts
+    def _legends(self) -> tuple[list[str], int]:
+        """The legends in rows, and the height of the rows but the first."""
+        parts, across, above = [], float(_LEFT), 0
+        room = _WIDTH - _RIGHT - _LEFT - _LEGEND_GAP
+        for series, whole in self._names.items():
+            name = _cut(whole, room)
+            length = _LEGEND_GAP + _LETTER * len(name)
+            if across > _LEFT and across + length > _WIDTH:
+                across, above = float(_LEFT), above + _LEGEND
+            pattern = _colour(series)
+            if series < SERIES:
+                parts.append(
+                    f'<rect class="fill {pattern}" x="{across:.0f}" y="{10 + above}" width="12" height="12"/>'
+                )
+            else:
+                parts.append(f'<path class="line {pattern}" d="M{across:.0f} {16 + above}h14"/>')
+            parts.append(_text(across + 16, 20 + above, name, "start"))
+            across += length
+        return parts, above
 
     def _legend(self, series: int, name: str) -> None:
         if name:
@@ -216,8 +252,15 @@ def short(value: float) -> str:
 
 
 def _colour(series: int) -> str:
-    return f"series-{series % SERIES}" + (" dashed" if series >= SERIES else "")
+    return f"series-{series % SERIES}{_PATTERNS[series // SERIES % len(_PATTERNS)]}"
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _cut(text: str, room: float) -> str:
+    """The text, without its end if it needs more than a width."""
+    most = int(room / _LETTER)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _text(x: float, y: float, text: str, anchor: str, transform: str = "") -> str:
+    turned = f' transform="{transform}"' if transform else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>{escape(text)}</text>'

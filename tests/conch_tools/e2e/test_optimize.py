@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.support.servers import WAIT_S
 from conch import Server
 from conch.cli import main
 from conch_tools.optimize import STEPS, OptimizeOptions, OptimizeResult, Step, optimize
+from conch_tools.optimize.judging import Limits
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -90,6 +92,23 @@ def test_an_onnx_model_becomes_a_repository(tmp_path: Path, capsys: pytest.Captu
     assert "openvino: passed (of an earlier run)" in output.err
     assert "serve it:  conch serve" in output.out
     assert {path: path.stat().st_mtime_ns for path in out.glob("candidates/*/result.json")} == before
+
+
+def test_weights_of_seven_bits_do_not_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")  # OpenVINO computes as without VNNI
+    model, samples = write_two_outputs(tmp_path / "source")
+    steps = [
+        replace(step, options={"reduce_range": True})
+        for step in STEPS
+        if step.name in ("ort-int8-static", "openvino-int8")
+    ]
+    result = optimize(
+        str(model), tmp_path / "out", options(data=samples, steps=steps, limits=Limits(min_top1=0.9))
+    )
+    found = {each["chain"][-1]: each for each in result.candidates}
+    assert found["openvino-int8"]["status"] == "passed", found["openvino-int8"]["reason"]
+    # Overflows make it ten times as much.
+    assert max(each["abs"] for each in found["openvino-int8"]["accuracy"].values()) < 0.1
 
 
 def test_a_model_of_a_repository_brings_its_samples(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import tree_models
-from tests.support.optimize_models import ENVIRONMENTS, OFFLINE
+from tests.support.optimize_models import ENVIRONMENTS, OFFLINE, write_torch_module
 
 from conch import Server
 from conch.cli import main
@@ -117,46 +117,17 @@ def test_a_pipeline_with_texts_for_classes(tmp_path: Path) -> None:
     assert found["sklearn-onnx"]["accuracy"]["predict"]["equal"] == 1
 
 
-NET = """
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.out = nn.Linear(6, 16), nn.Linear(16, 5)
-
-    def forward(self, x, scale):
-        found = self.out(torch.relu(self.hidden(x)))
-        return found * scale, found.sum(1, keepdim=True)
-
-
-def make():
-    torch.manual_seed(1)
-    return Net(), (torch.zeros(3, 6), torch.ones(3, 1))
-
-
-def alone():
-    return make()[0]
-"""
-
-
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
     """A file with functions that return a module of two inputs and two outputs."""
-    path = tmp_path / "net.py"
-    path.write_text(NET)
-    return path
+    function, _ = write_torch_module(tmp_path)
+    return Path(function.removesuffix(":make"))
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(net: Path) -> Path:
     """Samples by the names of the module's arguments."""
-    random = np.random.default_rng(2)
-    arrays = {"x": random.standard_normal((40, 6)), "scale": random.uniform(0.5, 2, (40, 1))}
-    np.savez(tmp_path / "rows.npz", **{name: array.astype(np.float32) for name, array in arrays.items()})  # type: ignore[arg-type]
-    return tmp_path / "rows.npz"
+    return net.with_name("rows.npz")
 
 
 def test_a_module(tmp_path: Path, net: Path, rows: Path) -> None:

@@ -144,6 +144,31 @@ def test_counts_what_the_server_counts(
         assert 0 < sent <= 160
 
 
+@pytest.mark.parametrize("by", ["perf", "perf_analyzer"])
+def test_statistics_of_the_server_are_those_of_the_seconds_that_count(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        if by == "perf":
+            load = ["--rate", "50", "--warmup", "4", "--duration", "4", "--json"]
+            perf_command.run(["simple", "-u", f"grpc://{server.address}", *load])
+        else:
+            # Six windows of a second, after a warm-up; the last three count.
+            windows = ["--request-rate-range", "50", "-p", "800", "-r", "6", "-s", "1e-9"]
+            arguments = ["-m", "simple", "-i", "grpc", "-u", server.address, *windows]
+            perf_command.run(["--as", "perf_analyzer", *arguments])
+    text = capsys.readouterr().out
+    if by == "perf":
+        (point,) = PerfResult.from_json(text).points
+        assert point.server is not None
+        counted, of_server = point.answered, point.server.requests
+    else:
+        counted, of_server = map(int, re.findall(r"(?:Request|Successful request) count: (\d+)", text))
+    # The server is asked a little after each end; a busy machine answers late.
+    assert abs(of_server - counted) < counted / 2
+
+
 @pytest.mark.parametrize("by", ["stream", "generate_stream"])
 def test_measures_tokens_of_streams(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path, "llm", _LLM, {"model.py": _TOKENS})
@@ -165,6 +190,45 @@ def test_measures_tokens_of_streams(by: str, tmp_path: Path, capsys: pytest.Capt
     assert point.responses == 3 * point.answered
     assert point.token.count == point.answered
     assert point.answered <= point.first.count <= point.answered + 2
+
+
+def test_a_limit_that_is_missed_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        arguments = [
+            "simple",
+            "-u",
+            f"grpc://{server.address}",
+            "-c",
+            "1",
+            "--duration",
+            "1",
+            "--warmup",
+            "0",
+        ]
+        assert perf_command.run([*arguments, "--slo", "p50=1000s"]) == perf_command.DONE
+        assert "All loads meet the limits." in capsys.readouterr().out
+        assert (
+            perf_command.run([*arguments, "--slo", "p50=1ns", "--slo", "p99=1000s"]) == perf_command.REFUSED
+        )
+        assert "times p50=1ns." in capsys.readouterr().out
+
+
+def test_a_port_of_the_other_protocol_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        http, grpc = server.http_address, server.address
+        assert perf_command.run(["simple", "-u", f"grpc://{http}"]) == perf_command.UNREACHED
+        assert perf_command.run(["simple", "-u", f"http://{grpc}"]) == perf_command.UNREACHED
+        perf_command.run(["--as", "perf_analyzer", "-m", "simple", "-i", "grpc", "-u", http])
+    of_http, of_grpc, of_analyzer = capsys.readouterr().err.splitlines()
+    told = f"grpc://{http} is an HTTP port: use http://{http} (-i http of perf_analyzer), or the gRPC port"
+    assert of_http == f"conch perf: {told}"
+    assert of_analyzer == f"perf_analyzer: {told}"
+    assert of_grpc == (
+        f"conch perf: http://{grpc} is no HTTP port: use the HTTP port, or grpc://{grpc} "
+        "(-i grpc of perf_analyzer) if it speaks gRPC"
+    )
 
 
 def test_refuses_flags_without_effect_on_payloads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +308,10 @@ def test_measures_over_tls_and_a_unix_socket(
         if trusting:
             assert perf_command.run(arguments) == perf_command.UNREACHED
             assert "certificate verify failed" in capsys.readouterr().err
+        if scheme == "https":
+            grpcs = f"grpcs://{server.http_address}"
+            assert perf_command.run(["simple", "-u", grpcs, *trusting]) == perf_command.UNREACHED
+            assert f"{grpcs} is an HTTP port: use {url}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc", "stream"])

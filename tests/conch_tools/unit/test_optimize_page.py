@@ -5,6 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import Any
 
+import pytest
+
 from conch_tools.optimize.optimize_page import as_html
 from conch_tools.optimize.optimize_report import conclusion
 
@@ -38,7 +40,7 @@ CANDIDATES = [
 ]
 REPORT = {
     "source": {"path": HOSTILE, "kind": "a", "digest": "", "inputs": [], "outputs": []},
-    "environment": {"cpu": HOSTILE, "cores": 2},
+    "environment": {"cpu": HOSTILE, "cores": 2, "flags": ["fma", "avx2"]},
     "samples": {"rows": 32, "origin": "random"},
     "noise": {HOSTILE: 0.0},
     "candidates": CANDIDATES,
@@ -73,6 +75,15 @@ def test_the_page_stands_alone_and_shows_what_was_made_of_what() -> None:
         "03-c": 1,
     }
     assert [each.text for each in page.iter("pre")] == [HOSTILE, HOSTILE]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reduced"),
+    [(["avx2"], True), (["avx2", "avx512f"], True), (["avx2", "avx_vnni"], False), ([], False)],
+)
+def test_the_page_says_if_weights_have_7_bits(flags: list[str], reduced: bool) -> None:
+    report = {**REPORT, "environment": {"cpu": "x", "cores": 2, "flags": flags}}
+    assert ("without VNNI: int8 weights of ONNX have 7 bits" in as_html(report, "")) is reduced
 
 
 def test_the_page_of_a_run_in_which_nothing_passes_says_so() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from conch_tools.perf.measure.comparison import compare
 from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.results import Generator, Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
+from conch_tools.perf.measure.slo_search import Limit, judge_points
 from conch_tools.perf.reports.figures import knee, stage_times_ms
 from conch_tools.perf.reports.html_report import as_html
 from conch_tools.perf.reports.tables import as_csv, as_markdown, as_terminal, token_table
@@ -128,6 +131,22 @@ def test_csv_has_the_numbers_of_the_points() -> None:
         assert row["verdict"]
 
 
+def test_every_report_has_the_outcome_of_the_limits() -> None:
+    limits = [Limit.parse("p99=2.5s"), Limit.parse("p50=3ms")]
+    outcome = judge_points(limits, RESULT.points)
+    result = replace(RESULT, limits=outcome)
+    assert "concurrency 4: " in outcome.reason and "times p50=3ms" in outcome.reason
+    for text in (as_terminal(result), as_markdown(result), as_html(result), result.to_json()):
+        assert outcome.reason in text
+    assert [row["within limits"] for row in csv.DictReader(as_csv(result).splitlines())] == [
+        "yes",
+        "yes",
+        "no",
+    ]
+    assert {row["within limits"] for row in csv.DictReader(as_csv(RESULT).splitlines())} == {""}
+    assert PerfResult.from_json(result.to_json()).limits == outcome
+
+
 def test_token_table_has_the_rate_of_all_and_of_one_user() -> None:
     for row, point in zip(token_table(RESULT).rows, RESULT.points, strict=True):
         found = dict(zip(token_table(RESULT).columns, row, strict=True))
@@ -174,3 +193,39 @@ def test_axes_place_their_values_and_ticks_in_order(values: tuple[float, float],
     chart.points([values], 0, [HOSTILE])
     chart.line([values], 7, HOSTILE)
     ET.fromstring(chart.svg())
+
+
+def _spans(chart: Chart) -> tuple[ET.Element, list[tuple[float, float, float]]]:
+    """The picture, and baseline, left and right of each text that is not turned, at 7 units a letter."""
+    picture = ET.fromstring(chart.svg().replace('xmlns="http://www.w3.org/2000/svg" ', ""))
+    found = []
+    for group in (picture, *picture.iter("g")):
+        down = float(re.findall(r"[\d.]+", group.get("transform", "0 0"))[-1])
+        for text in group.findall("text"):
+            if text.get("transform") is None:
+                x, length = float(text.get("x", "")), 7 * len(text.text or "")
+                left = x - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "")]
+                found.append((float(text.get("y", "")) + down, left, left + length))
+    return picture, sorted(found)
+
+
+@pytest.mark.parametrize("count", [1, 3, 11, 40])
+@pytest.mark.parametrize("name", ["rate 1487.5/s", "c 8", "x" * 200])
+def test_texts_of_a_chart_are_inside_and_apart(count: int, name: str) -> None:
+    names = [f"{name} {number}" for number in range(count)]
+    chart = Chart("loads", Axis.of_names("load", names), Axis.over("ms", [2.0]))
+    for index, each in enumerate(names):
+        chart.bar(index, 0, 2, index, each)
+    picture, spans = _spans(chart)
+    _, _, width, height = map(float, picture.get("viewBox", "").split())
+    assert all(left >= 0 and right <= width and 0 <= y <= height for y, left, right in spans)
+    for (y, _, right), (other, left, _) in pairwise(spans):
+        assert y != other or right <= left
+    turned = [text for text in picture.iter("text") if "rotate(-45" in text.get("transform", "")]
+    places = [(float(text.get("x", "")), float(text.get("y", ""))) for text in turned]
+    assert all(right - left >= 12 * math.sqrt(2) for (left, _), (right, _) in pairwise(places))
+    for (x, y), text in zip(places, turned, strict=True):
+        reach = 7 * len(text.text or "") / math.sqrt(2)
+        assert reach <= x and y + reach <= height
+    legends = [text for text in picture.iter("text") if text.get("text-anchor") == "start"]
+    assert len(legends) == count

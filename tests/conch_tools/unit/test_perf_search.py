@@ -9,7 +9,7 @@ from conch_tools.perf.measure.comparison import compare
 from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.results import Generator, Load, PerfResult, Point
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measure.slo_search import Limit, RateSearch
+from conch_tools.perf.measure.slo_search import Limit, RateSearch, judge_points
 
 MS = 1_000_000
 
@@ -48,6 +48,28 @@ def test_a_rate_that_the_server_does_not_take_is_not_met() -> None:
         point.slices[0].shed = max(int(rate) - 150, 0)
         search.tell(point)
     assert search.outcome().rate == pytest.approx(150, rel=0.06)
+
+
+def test_a_rate_at_which_the_generator_is_late_is_not_met() -> None:
+    search = RateSearch([Limit.parse("p99=1s")])
+    while (rate := search.ask()) is not None:
+        point = _point(rate, 1)
+        point.slices[0].late = max(int(rate) - 150, 0)
+        search.tell(point)
+    outcome = search.outcome()
+    assert outcome.rate == pytest.approx(150, rel=0.1)
+    assert "were sent over 1 ms late" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("ttft_p50=1s", "ttft_p50 was not measured"), ("errors=0%", "over errors=0%")]
+)
+def test_a_limit_that_is_missed_without_a_ratio_is_named(limit: str, told: str) -> None:
+    point = _point(1000, 1)
+    point.slices[0].errors["500"] = 1
+    outcome = judge_points([Limit.parse(limit)], [point])
+    assert not outcome.met
+    assert told in outcome.reason
 
 
 def test_says_how_far_off_the_nearest_was() -> None:

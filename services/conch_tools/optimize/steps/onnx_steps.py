@@ -95,7 +95,7 @@ def to_fp16(job: Job) -> None:
 
 
 def quantize_dynamic(job: Job) -> None:
-    """Stores weights as int8; scales of activations are computed in each run."""
+    """Stores weights as int8, of 7 bits where sums overflow; scales of activations come from each run."""
     import onnx
     from onnxruntime import quantization
 
@@ -104,13 +104,15 @@ def quantize_dynamic(job: Job) -> None:
     del model.graph.value_info[:]
     plain = job.folder / "plain.onnx"
     onnx.save(model, plain)
-    quantization.quantize_dynamic(plain, job.folder / FILE, per_channel=True)
+    quantization.quantize_dynamic(
+        plain, job.folder / FILE, per_channel=True, reduce_range=job.options.get("reduce_range", False)
+    )
     _remove(plain)
     _check_quantized(job)
 
 
 def quantize_static(job: Job) -> None:
-    """Stores weights as int8 and computes with int8; scales of activations come from the samples."""
+    """As `quantize_dynamic`, and computes with int8; scales of activations come from the samples."""
     import onnx
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -126,6 +128,7 @@ def quantize_static(job: Job) -> None:
         _Batches(job),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=job.options.get("reduce_range", False),
     )
     _remove(plain, prepared)
     _check_quantized(job)

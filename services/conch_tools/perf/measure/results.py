@@ -14,7 +14,7 @@ from conch_tools.perf.measure.json_fields import Fields, ResultsFormatError
 from conch_tools.perf.measure.slices import Slice
 
 FORMAT = 1
-"""The format number of the JSON file. Older files have no notes, no sequences and no lost processes."""
+"""The format number of the JSON file. Older files lack notes, sequences, lost processes and limits."""
 
 QUANTILES: Mapping[str, float] = {
     "p50": 0.5,
@@ -221,6 +221,23 @@ class Point:
         return self.responses / self.length_s if self.length_s > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LimitsOutcome:
+    """Result of a run with limits.
+
+    Attributes:
+        limits: As given, such as ``p99=20ms``.
+        met: True if all points meet them; of a search, if a rate does.
+        rate: The highest rate that meets them; None if none does, or the loads were given.
+        reason: One sentence.
+    """
+
+    limits: tuple[str, ...]
+    met: bool
+    rate: float | None
+    reason: str
+
+
 @dataclass(frozen=True)
 class PerfResult:
     """A whole run.
@@ -233,6 +250,7 @@ class PerfResult:
         machine: Facts of the machine, by name.
         started: Wall-clock time in ISO 8601.
         interrupted: True if the last point ended early.
+        limits: None for a run without limits.
     """
 
     model: str
@@ -246,11 +264,13 @@ class PerfResult:
     started: str
     points: tuple[Point, ...]
     interrupted: bool = False
+    limits: LimitsOutcome | None = None
 
     def to_json(self) -> str:
         """The results file's text; `from_json` reads it."""
         head = {name: value for name, value in vars(self).items() if name != "points"}
         head["argv"], head["machine"] = list(self.argv), dict(self.machine)
+        head["limits"] = None if self.limits is None else asdict(self.limits)
         whole = {"format": FORMAT, **head, "points": [_point_json(point) for point in self.points]}
         return json.dumps(whole, indent=1, allow_nan=False) + "\n"
 
@@ -271,6 +291,7 @@ class PerfResult:
                 f"results.format is {fields.maybe('format')!r}; this version of conch reads format {FORMAT}"
             )
         points = fields.items("points")
+        limits = fields.maybe("limits") if fields.has("limits") else None
         return cls(
             **{name: fields.text(name) for name in ("model", "version", "endpoint", "protocol", "started")},
             batch=fields.whole("batch"),
@@ -279,7 +300,14 @@ class PerfResult:
             argv=fields.texts("argv"),
             machine=fields.strings("machine"),
             points=tuple(_read_point(point, f"points[{index}]") for index, point in enumerate(points)),
+            limits=None if limits is None else _read_limits(limits),
         )
+
+
+def _read_limits(found: object) -> LimitsOutcome:
+    fields = Fields(found, "limits")
+    rate = None if fields.maybe("rate") is None else fields.number("rate")
+    return LimitsOutcome(fields.texts("limits"), fields.flag("met"), rate, fields.text("reason"))
 
 
 def _point_json(point: Point) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Searches the highest rate that meets limits: doubles, then bisects; without a clock of its own."""
+"""Limits of points, and the search for the highest rate that meets them: doubles, then bisects; no clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conch_tools.perf.measure.histogram import Histogram
-from conch_tools.perf.measure.results import QUANTILES, Point
+from conch_tools.perf.measure.results import QUANTILES, LimitsOutcome, Point
 from conch_tools.perf.measure.verdicts import Verdict, judge
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _LIMIT = re.compile(r"(?P<name>[a-z0-9_.]+)=(?P<most>\d+(\.\d+)?)(?P<unit>ns|us|ms|s|%)")
 _LOWEST_RATE = 0.1
 _TIMES = {"": "latency", "ttft_": "first", "itl_": "token"}
-# The server did not take the load. Where the generator is late, latencies have its delays: if they meet the
-# limits, those without would, too.
-_UNMET = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.SATURATED)
+# The server did not take the load, or did not get it as asked for.
+_UNMET = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.GENERATOR_TOO_SLOW, Verdict.SATURATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +78,20 @@ def _times_and_quantile(name: str) -> tuple[str, str]:
     return _TIMES.get(prefix + underscore, ""), quantile
 
 
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """Result of a search.
+def missed(limits: Sequence[Limit], point: Point) -> str:
+    """Reason for which a point does not meet limits; empty if it does."""
+    worst = max(limits, key=lambda limit: limit.excess(point))
+    judgement = judge(point)
+    if worst.excess(point) <= 1 and judgement.verdict not in _UNMET:
+        return ""
+    return _why(worst, point, judgement.reason)
 
-    Attributes:
-        rate: The highest rate that meets all limits; None if none does.
-        reason: One sentence.
-    """
 
-    rate: float | None
-    reason: str
+def judge_points(limits: Sequence[Limit], points: Sequence[Point]) -> LimitsOutcome:
+    """The outcome for given loads."""
+    reasons = [f"{point.load}: {why}" for point in points if (why := missed(limits, point))]
+    reason = "; ".join(reasons) if reasons else "All loads meet the limits"
+    return LimitsOutcome(tuple(limit.text for limit in limits), not reasons, None, f"{reason}.")
 
 
 class RateSearch:
@@ -125,27 +127,28 @@ class RateSearch:
         rate = self._next
         if rate is None:
             raise ValueError("the search has ended")
-        worst = max(self._limits, key=lambda limit: limit.excess(point))
-        judgement = judge(point)
-        if worst.excess(point) <= 1 and judgement.verdict not in _UNMET:
+        why = missed(self._limits, point)
+        if not why:
             self._met = rate
         else:
             self._unmet = rate
-            self._why_unmet = _why(worst, point, judgement.reason)
-            if worst.excess(point) < self._nearest[0]:
-                self._nearest = (worst.excess(point), rate, self._why_unmet)
+            self._why_unmet = why
+            excess = max(limit.excess(point) for limit in self._limits)
+            if excess < self._nearest[0]:
+                self._nearest = (excess, rate, why)
         self._next = self._choose()
 
-    def outcome(self) -> SearchOutcome:
+    def outcome(self) -> LimitsOutcome:
         """The result so far; final once `ask` returns None."""
         if self._met is None:
-            _, rate, why = self._nearest
-            return SearchOutcome(None, f"No rate meets the limits; the nearest was {rate:g}/s: {why}.")
-        if self._unmet is None:
-            return SearchOutcome(self._met, f"{self._met:g}/s meets the limits; no higher rate was tried.")
-        return SearchOutcome(
-            self._met, f"{self._met:g}/s meets the limits; {self._unmet:g}/s doesn't: {self._why_unmet}."
-        )
+            _, nearest, why = self._nearest
+            reason = f"No rate meets the limits; the nearest was {nearest:g}/s: {why}."
+        elif self._unmet is None:
+            reason = f"{self._met:g}/s meets the limits; no higher rate was tried."
+        else:
+            reason = f"{self._met:g}/s meets the limits; {self._unmet:g}/s doesn't: {self._why_unmet}."
+        limits = tuple(limit.text for limit in self._limits)
+        return LimitsOutcome(limits, self._met is not None, self._met, reason)
 
     def _choose(self) -> float | None:
         if self._unmet is None:
@@ -160,9 +163,12 @@ class RateSearch:
 
 
 def _why(limit: Limit, point: Point, reason: str) -> str:
-    excess = limit.excess(point)
-    if excess <= 1 or math.isinf(excess):
+    excess, found = limit.excess(point), limit.found(point)
+    if excess <= 1 or not point.answered:
         return reason.removesuffix(".")
+    if math.isinf(found):
+        return f"{limit.name} was not measured: only streams have it"
+    over = f"over {limit.text}" if math.isinf(excess) else f"{excess:.2f} times {limit.text}"
     if limit.name == "errors":
-        return f"the share of errors is {limit.found(point):.2%}, {excess:.2f} times {limit.text}"
-    return f"{limit.name} is {limit.found(point) / 1e6:.2f} ms, {excess:.2f} times {limit.text}"
+        return f"the share of errors is {found:.2%}, {over}"
+    return f"{limit.name} is {found / 1e6:.2f} ms, {over}"

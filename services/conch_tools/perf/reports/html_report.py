@@ -9,6 +9,7 @@ from conch_tools.perf.reports.tables import (
     comparison_tables,
     error_table,
     facts_table,
+    limits_table,
     percentile_table,
     summary_table,
     token_table,
@@ -20,9 +21,7 @@ from conch_tools.reports.html_page import Figure, Table, page
 def as_html(result: PerfResult, comparison: Comparison | None = None) -> str:
     """The page: points, verdicts, charts, comparison, facts."""
     parts: list[Figure | Table] = [summary_table(result), verdict_table(result)]
-    tokens = token_table(result)
-    if tokens.rows:
-        parts.append(tokens)
+    parts += [table for table in (limits_table(result), token_table(result)) if table.rows]
     if comparison is not None:
         parts += comparison_tables(comparison)
     parts += figures(result)

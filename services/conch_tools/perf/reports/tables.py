@@ -9,6 +9,7 @@ from conch_tools.perf.measure.comparison import Comparison
 from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.intervals import Interval
 from conch_tools.perf.measure.results import QUANTILES, PerfResult, Point
+from conch_tools.perf.measure.slo_search import Limit, missed
 from conch_tools.perf.measure.verdicts import judge
 from conch_tools.reports.html_page import Table, cell_text
 
@@ -72,6 +73,16 @@ def verdict_table(result: PerfResult) -> Table:
             )
         )
     return Table("Verdicts", ("load", "verdict", "reason", "rate 95 %", "p99 ms 95 %"), tuple(rows))
+
+
+def limits_table(result: PerfResult) -> Table:
+    """Outcome of the limits; without rows if there were none."""
+    found = result.limits
+    columns = ("limits", "met", "highest rate/s", "reason")
+    if found is None:
+        return Table("Limits", columns, ())
+    met = "yes" if found.met else "no"
+    return Table("Limits", columns, ((", ".join(found.limits), met, found.rate, found.reason),))
 
 
 def token_table(result: PerfResult) -> Table:
@@ -158,6 +169,8 @@ def as_terminal(result: PerfResult) -> str:
     reasons = [
         f"{point.load}: {text}" for point in result.points for text in (judge(point).reason, *point.notes)
     ]
+    if result.limits is not None:
+        reasons.append(result.limits.reason)
     return "\n".join([*lines, "", *reasons]) + "\n"
 
 
@@ -177,7 +190,7 @@ def _aligned(table: Table) -> list[str]:
 
 def as_markdown(result: PerfResult, comparison: Comparison | None = None) -> str:
     """The report in Markdown."""
-    tables = [summary_table(result), verdict_table(result), token_table(result)]
+    tables = [summary_table(result), verdict_table(result), limits_table(result), token_table(result)]
     tables += [*map(percentile_table, result.points), error_table(result)]
     tables = [table for table in tables if table.rows]
     if comparison is not None:
@@ -204,7 +217,9 @@ def as_csv(result: PerfResult) -> str:
         "length s",
         "verdict",
         "reason",
+        "within limits",
     )
+    limits = [] if result.limits is None else [Limit.parse(text) for text in result.limits.limits]
     writer.writerow([*head, *counts, *times])
     for point in result.points:
         found = judge(point)
@@ -221,7 +236,9 @@ def as_csv(result: PerfResult) -> str:
             for group in groups
             for share in QUANTILES.values()
         ]
-        verdict = (f"{point.length_s:.3f}", str(found.verdict), " ".join((found.reason, *point.notes)))
+        within = ("no" if missed(limits, point) else "yes") if limits else ""
+        reason = " ".join((found.reason, *point.notes))
+        verdict = (f"{point.length_s:.3f}", str(found.verdict), reason, within)
         load = (point.load.mode, f"{point.load.value:g}")
         writer.writerow([*load, *rates, *rate, *p99, *numbers, *verdict, *quantiles])
     return out.getvalue()

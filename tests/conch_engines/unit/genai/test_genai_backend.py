@@ -109,7 +109,7 @@ def test_a_forced_tool_may_refer_to_itself(model: conch.testing.LoadedModel) -> 
 
 
 def test_prompts_are_those_of_conchs_chat_templates(tmp_path: Path) -> None:
-    """Of the engine's own file, and of a file beside it."""
+    """The engine's own file, and one beside it, are rendered by conch."""
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "switch"}}]},

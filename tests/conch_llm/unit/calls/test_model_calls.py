@@ -290,15 +290,13 @@ class Letters:
     """A tokenizer of letters between spaces, for a model that takes 3."""
 
     longest: int | None = 3
+    beyond = 4
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - ord("a") for letter in text.split()]
 
     def count(self, text: str, add_special_tokens: bool = True) -> int:
         return len(self.encode(text))
-
-    def stranger(self, ids: Sequence[int]) -> int | None:
-        return max(ids) if max(ids) > 3 else None
 
 
 def test_an_echo_is_counted_by_the_model_that_has_the_tokenizer() -> None:
