@@ -12,7 +12,7 @@ from conch_tools.optimize.judging import Accuracy
 _TORCH = ("torch>=2.6,<2.15",)
 _TORCH_ONNX = (*_TORCH, "onnx>=1.17")
 _DYNAMO = (*_TORCH_ONNX, "onnxscript>=0.5")
-_TORCH_OPENVINO = (*_TORCH, "openvino>=2026.0")
+_TORCH_OPENVINO = (*_TORCH, "openvino>=2026.0", "packaging")  # which its reader of PyTorch imports
 _ONNX, _ORT, _OPENVINO = ("onnx>=1.17",), ("onnxruntime>=1.18",), ("openvino>=2026.0",)
 _ONNX_ORT, _SLIM = (*_ONNX, *_ORT), (*_ONNX, "onnxslim>=0.1.60")
 _STATIC = (*_ONNX_ORT, "sympy>=1.12")  # which ONNX Runtime imports to infer shapes, and does not require
