@@ -92,7 +92,12 @@ def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 
 SCRIPT = "<img src=x onerror=alert(1)>"
-"""A model named like a script."""
+"""A model named like a script; Python models may not be."""
+NAMED = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
 BROKEN = 'backend: "identity"\nmax_batch_size: 8\ninput { name: "A" data_tpye: TYPE_FP32 dims: [ 1 ] }\n'
 SECRET_CONFIG = 'parameters { key: "api_token" value: { string_value: "hush" } }'
 
@@ -101,7 +106,7 @@ def write_models(repository: Path) -> None:
     """Models of every kind that the console treats differently."""
     copy_example(repository, "simple")
     write_probe(repository, extra=SECRET_CONFIG)
-    write_probe(repository, SCRIPT)
+    write_model(repository, SCRIPT, NAMED)
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "broken", BROKEN)
 

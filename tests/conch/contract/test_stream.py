@@ -95,7 +95,7 @@ def test_errors_leave_the_stream_open(client: Client, answers: Next) -> None:
     errors = [str(answers()[1]) for _ in range(3)]
     assert errors[0] == "Request for unknown model: 'nope' is not found"
     assert errors[1].startswith(
-        "[request id: w] unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]."
+        "[request id: w] unexpected shape for input 'INPUT1' for model 'simple'. Expected [-1,16], got [1,8]."
     )
     assert errors[2] == "told to"
     answer = answers()

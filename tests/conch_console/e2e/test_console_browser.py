@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 from tests.support.browser import Visit, chromium
-from tests.support.console import BROKEN, SCRIPT, open_console
+from tests.support.console import BROKEN, NAMED, SCRIPT, open_console
 from tests.support.contract_server import REPEATER, REPEATER_CONFIG
 from tests.support.llm_models import running, write_told, write_words
 from tests.support.servers import (
@@ -26,7 +26,6 @@ from tests.support.servers import (
     simple_inputs,
     started,
     write_model,
-    write_probe,
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -66,7 +65,7 @@ def browser() -> Iterator[Any]:
 def write_models(repository: Path) -> None:
     for name in ("simple", "digits", "digit_image", "digit_reader", "word_chain"):
         copy_example(repository, name)
-    write_probe(repository, SCRIPT)
+    write_model(repository, SCRIPT, NAMED)
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "broken", BROKEN)
     write_words(repository)
