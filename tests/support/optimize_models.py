@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from tests.support.onnx_graphs import F, Tensors, graph, node
 
 from conch.core.tensor import Array
@@ -39,6 +40,12 @@ def make():
 def alone():
     return make()[0]
 """
+
+
+def keep_environments(patch: pytest.MonkeyPatch) -> None:
+    """Has steps use `ENVIRONMENTS`, apart from the user's; does not make it, which would change later runs."""
+    if not OFFLINE:
+        patch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
 
 
 def write_two_outputs(folder: Path, rows: int = 64) -> tuple[Path, Path]:

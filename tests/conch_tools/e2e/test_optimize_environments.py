@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.support import tree_models
-from tests.support.optimize_models import ENVIRONMENTS, OFFLINE, write_torch_module, write_two_outputs
+from tests.support.optimize_models import (
+    ENVIRONMENTS,
+    OFFLINE,
+    keep_environments,
+    write_torch_module,
+    write_two_outputs,
+)
 
 from conch_tools.optimize import OptimizeOptions, optimize
 
@@ -44,7 +50,7 @@ def _lightgbm(folder: Path) -> Source:
 def test_no_step_lacks_a_package(
     write: Callable[[Path], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
+    keep_environments(monkeypatch)
     source, data = write(tmp_path)
     conchs = [each for each in metadata.distributions() if each.name.startswith("conch")]
     monkeypatch.setattr(metadata, "distributions", lambda **which: conchs)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import tree_models
-from tests.support.optimize_models import ENVIRONMENTS, OFFLINE, write_torch_module
+from tests.support.optimize_models import OFFLINE, keep_environments, write_torch_module
 
 from conch import Server
 from conch.cli import main
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps environments for later runs of the tests, apart from the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
+    """Keeps environments for later runs of the tests."""
+    keep_environments(monkeypatch)
 
 
 def optimized(source: Path | str, folder: Path, **more: Any) -> dict[str, Mapping[str, Any]]:

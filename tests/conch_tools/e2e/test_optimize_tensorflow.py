@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.optimize_models import ENVIRONMENTS, OFFLINE
+from tests.support.optimize_models import OFFLINE, keep_environments
 
 from conch import Server
 from conch.cli import main
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def test_a_saved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
+    keep_environments(monkeypatch)
     subprocess.run([ENVIRONMENT / "bin" / "python", MODELS, tmp_path], check=True, capture_output=True)
     with np.load(tmp_path / "answers.npz") as arrays:
         answers = dict(arrays)
