@@ -43,7 +43,7 @@ def alone():
 
 
 def keep_environments(patch: pytest.MonkeyPatch) -> None:
-    """Has steps use `ENVIRONMENTS`, apart from the user's; does not make it, which would change later runs."""
+    """Has steps use `ENVIRONMENTS`, if it exists; does not make it, which would change later runs."""
     if not OFFLINE:
         patch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
 
