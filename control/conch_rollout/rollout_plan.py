@@ -528,11 +528,13 @@ class RolloutPlan:
             if self._awaited:
                 return
             (stable, _), (other, weight), *_ = rollout.split
+            before = self.progress.stable
             number = self.next_number(rollout.group, self.progress.number)
             self.progress = replace(
                 self.progress,
                 number=number,
                 stable=stable,
+                previous=self.progress.previous if before in (None, stable) else before,
                 declared_stable=self.declaration.stable,
                 candidate=other,
                 weight=weight,

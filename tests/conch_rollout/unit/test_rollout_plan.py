@@ -589,6 +589,15 @@ def test_the_log_tells_that_a_declaration_waits_for_a_version_that_is_held_out()
         ]
 
 
+def test_a_rollback_after_a_split_leads_to_the_version_that_was_stable_before() -> None:
+    driven = baking()
+    driven.do(driven.plan.declare(declared("[rollout]\nsplit = {7 = 90, 8 = 10}"), driven.now))
+    driven.do(driven.plan.declare(declared("[labels]\nstable = 7"), driven.now))
+    driven.call(RolloutCommand.ROLLBACK)
+    assert driven.traffic == Traffic(8)
+    assert driven.labels == {"stable": 8}
+
+
 def test_calls_bring_nothing_back_that_is_held_out() -> None:
     driven, back = baking(), '[rollout]\ncandidate = 7\nsteps = ["5% 10m"]'
     driven.do(driven.plan.declare(declared(back), driven.now))
