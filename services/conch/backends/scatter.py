@@ -202,9 +202,7 @@ class _ShapeTensorScatterer(_PartsScatterer):
 def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if isinstance(array, DeviceTensor):
         return array.renamed(spec.name, array.shape)
-    if spec.datatype == "BF16":
-        return Tensor.from_array(spec.name, array, "BF16")
-    return Tensor(spec.name, spec.datatype, array.shape, None, array)
+    return Tensor.from_array(spec.name, array, spec.datatype)
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:

@@ -120,11 +120,12 @@ class OnnxRuntimeBackend(ArrayBackend):
             return config
         file = config.get("default_model_filename") or self.default_model_file
         spec = _incomplete(config, version_directory, file)
-        session = self._plain_session(spec)
-        signature = _declared(session, spec)
+        content = _model_path(spec).read_bytes()
+        session = self._plain_session(spec, content)
+        signature = signature_of(session, spec.name, tensors_of_any_rank(content))
         batches = int(config.get("max_batch_size") or 0) > 0
-        found = settled(self._ort, session, signature, spec.name, partial(self._on_cpu, spec), batches)
-        return complete(config, found, options)
+        on_cpu = partial(self._plain_session, spec, content, _ON_CPU)
+        return complete(config, settled(self._ort, session, signature, spec.name, on_cpu, batches), options)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model and validates session settings."""
@@ -132,9 +133,11 @@ class OnnxRuntimeBackend(ArrayBackend):
         # GPU instances may belong to another machine with another ONNX Runtime.
         on_cpu = next((each for each in placements if each.kind != "GPU"), None)
         providers = on_cpu and execution_providers(self._ort, spec, on_cpu, self._plugins)
+        content = _model_path(spec).read_bytes()
         # Operators and weights that are missing are found where that takes no device.
-        session = self._on_cpu(spec) if providers == _ON_CPU else self._plain_session(spec)
-        self._validated(spec, session, _declared(session, spec), partial(self._on_cpu, spec))
+        session = self._plain_session(spec, content, _ON_CPU if providers == _ON_CPU else None)
+        signature = signature_of(session, spec.name, tensors_of_any_rank(content))
+        self._validated(spec, session, signature, partial(self._plain_session, spec, content, _ON_CPU))
 
     def _validated(
         self, spec: ModelSpec, session: Any, signature: Signature, open_session: Callable[[], Any]
@@ -150,17 +153,12 @@ class OnnxRuntimeBackend(ArrayBackend):
             return found
         return signature
 
-    def _on_cpu(self, spec: ModelSpec) -> Any:
-        """A session that can run."""
-        return self._plain_session(spec, _ON_CPU)
-
-    def _plain_session(self, spec: ModelSpec, providers: Providers | None = None) -> Any:
+    def _plain_session(self, spec: ModelSpec, content: bytes, providers: Providers | None = None) -> Any:
         """A session as a load makes it, with little work; see `_session`."""
-        path = _model_path(spec)
         options = session_options(self._ort, spec)
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
-        return self._session(path, path.read_bytes(), options, providers)
+        return self._session(_model_path(spec), content, options, providers)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -199,7 +197,7 @@ class OnnxRuntimeBackend(ArrayBackend):
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
                     f"onnxruntime can't start{_LIBRARIES if name in ON_A_DEVICE else ''}"
                 )
-        declared = found or signature_of(session, spec.name, tensors_of_any_rank(path))
+        declared = found or signature_of(session, spec.name, tensors_of_any_rank(content))
         signature = self._validated(spec, session, declared, lambda: session)
         if signature is not declared:
             return self._open(spec, placement, path, content, signature)
@@ -274,11 +272,6 @@ def signature_of(session: Any, model: str, unranked: Collection[str] = ()) -> Si
             f"Python in one run{_FIXES[True]}"
         )
     return Signature(inputs, outputs, initialized)
-
-
-def _declared(session: Any, spec: ModelSpec) -> Signature:
-    """The signature that the model's file declares."""
-    return signature_of(session, spec.name, tensors_of_any_rank(_model_path(spec)))
 
 
 def _tensors(

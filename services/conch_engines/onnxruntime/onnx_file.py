@@ -6,9 +6,7 @@ of a tensor of any rank has none. The reader skips all else by its length, so we
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
-from pathlib import Path
 
 _GRAPH = 7  # of ModelProto
 _INPUT, _OUTPUT = 11, 12  # of GraphProto
@@ -18,26 +16,25 @@ _SHAPE = 2  # of TypeProto.Tensor
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
-def tensors_of_any_rank(path: Path) -> frozenset[str]:
-    """Names of the graph's inputs and outputs whose number of dims the file leaves open."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found: set[str] = set()
-        if data[4:8] == b"ORTM":  # ONNX Runtime's own format, with all shapes
-            return frozenset()
-        for key, start, end in _fields(data, 0, len(data)):
-            values = _fields(data, start, end) if key == _GRAPH else ()
-            for kind, *value in values:
-                if kind in (_INPUT, _OUTPUT):
-                    parts = {part: place for part, *place in _fields(data, *value)}
-                    types = {part: place for part, *place in _fields(data, *parts.get(_TYPE, (0, 0)))}
-                    shapes = {part for part, *_ in _fields(data, *types.get(_TENSOR, (0, 0)))}
-                    if _TENSOR in types and _SHAPE not in shapes:
-                        name = data[slice(*parts.get(_NAME, (0, 0)))]
-                        found.add(name.decode(errors="replace"))
-        return frozenset(found)
+def tensors_of_any_rank(content: bytes) -> frozenset[str]:
+    """Names of a model's inputs and outputs whose number of dims its file leaves open."""
+    if content[4:8] == b"ORTM":  # ONNX Runtime's own format, with all shapes
+        return frozenset()
+    found = set()
+    for key, start, end in _fields(content, 0, len(content)):
+        values = _fields(content, start, end) if key == _GRAPH else ()
+        for kind, *value in values:
+            if kind in (_INPUT, _OUTPUT):
+                parts = {part: place for part, *place in _fields(content, *value)}
+                types = {part: place for part, *place in _fields(content, *parts.get(_TYPE, (0, 0)))}
+                shapes = {part for part, *_ in _fields(content, *types.get(_TENSOR, (0, 0)))}
+                if _TENSOR in types and _SHAPE not in shapes:
+                    name = content[slice(*parts.get(_NAME, (0, 0)))]
+                    found.add(name.decode(errors="replace"))
+    return frozenset(found)
 
 
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of each field with a length; ONNX Runtime has read the file, so it is sound."""
     while at < end:
         tag, at = _varint(data, at)
@@ -54,7 +51,7 @@ def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]
             return
 
 
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while (byte := data[at]) >= 0x80:
         value |= (byte & 0x7F) << shift

@@ -16,7 +16,7 @@ from conch.backends.python.api.pb_types import text_of
 from conch.core import dlpack
 from conch.core.device import DeviceTensor
 from conch.core.errors import UnsupportedError
-from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of, float_array
+from conch.core.tensor import NUMPY_DTYPES, Array, float_array
 from conch.core.tensor import Tensor as CoreTensor
 
 _CPU = (dlpack.CPU, 0)
@@ -56,13 +56,9 @@ class Tensor:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         try:
-            datatype = datatype_of(array)
+            self._core = CoreTensor.from_array(name, array)
         except UnsupportedError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
-        if datatype == "BF16":
-            self._core = CoreTensor.from_array(name, array, datatype)
-        else:
-            self._core = CoreTensor(name, datatype, array.shape, None, array)
         self._batch: Copies | None = None
 
     def _stable(self) -> CoreTensor:
