@@ -7,10 +7,11 @@ from typing import Any
 from conch.access.access_guard import AccessGuard
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_control import IndexEntry, LoadParameter
-from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.statistics_snapshot import Duration, VersionStatistics
+from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.core.tensor import Buffer
 from conch.door import operation_handlers as plain
+from conch.frontends import result_objects as results
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
 from conch.frontends.yield_gil import in_pieces
@@ -50,32 +51,6 @@ def write_health(serving: bool) -> health_pb2.HealthCheckResponse:
     return states(status=states.SERVING if serving else states.NOT_SERVING)
 
 
-def write_server_metadata(server: plain.ServerMetadata) -> pb.ServerMetadataResponse:
-    """Converts the server's metadata."""
-    return pb.ServerMetadataResponse(name=server.name, version=server.version, extensions=server.extensions)
-
-
-def write_model_metadata(metadata: plain.ModelMetadata) -> pb.ModelMetadataResponse:
-    """Converts a model's metadata."""
-
-    def tensors(specs: tuple[TensorSpec, ...]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-        return [
-            pb.ModelMetadataResponse.TensorMetadata(
-                name=tensor.name, datatype=tensor.datatype, shape=metadata.shape(tensor)
-            )
-            for tensor in specs
-        ]
-
-    spec = metadata.spec
-    return pb.ModelMetadataResponse(
-        name=spec.name,
-        versions=[str(version) for version in metadata.versions],
-        platform=metadata.platform,
-        inputs=tensors(spec.inputs),
-        outputs=tensors(spec.outputs),
-    )
-
-
 def write_model_config(spec: ModelSpec) -> pb.ModelConfigResponse:
     """Converts a model's configuration."""
     return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig.FromString(spec.config_message))
@@ -83,54 +58,13 @@ def write_model_config(spec: ModelSpec) -> pb.ModelConfigResponse:
 
 def write_statistics(models: list[VersionStatistics]) -> pb.ModelStatisticsResponse:
     """Converts the counters of model versions."""
-    found = [statistics_message(model) for piece in in_pieces(models) for model in piece]
-    return pb.ModelStatisticsResponse(model_stats=found)
-
-
-def statistics_message(model: VersionStatistics) -> pb.ModelStatistics:
-    """Converts the counters of one model version."""
-    stats = model.snapshot
-    return pb.ModelStatistics(
-        name=model.name,
-        version=str(model.version),
-        last_inference=stats.last_inference_ms,
-        inference_count=stats.inference_count,
-        execution_count=stats.execution_count,
-        inference_stats=pb.InferStatistics(
-            success=_duration(stats.success),
-            fail=_duration(stats.fail),
-            queue=_duration(stats.queue),
-            compute_input=_duration(stats.compute_input),
-            compute_infer=_duration(stats.compute_infer),
-            compute_output=_duration(stats.compute_output),
-            cache_hit=_duration(stats.cache_hit),
-            cache_miss=_duration(stats.cache_miss),
-        ),
-        batch_stats=[
-            pb.InferBatchStatistics(
-                batch_size=size,
-                compute_input=_duration(row.compute_input),
-                compute_infer=_duration(row.compute_infer),
-                compute_output=_duration(row.compute_output),
-            )
-            for size, row in stats.batches.items()
-        ],
-        response_stats={
-            str(index): pb.InferResponseStatistics(
-                compute_infer=_duration(row.compute_infer),
-                compute_output=_duration(row.compute_output),
-                success=_duration(row.success),
-                fail=_duration(row.fail),
-                empty_response=_duration(row.empty_response),
-                cancel=_duration(row.cancel),
-            )
-            for index, row in stats.responses.items()
-        },
+    return pb.ModelStatisticsResponse(
+        model_stats=[
+            pb.ModelStatistics(**results.statistics_object(model))
+            for piece in in_pieces(models)
+            for model in piece
+        ]
     )
-
-
-def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
 
 
 def read_index(message: pb.RepositoryIndexRequest, call: UnaryRpc) -> bool:
@@ -259,18 +193,11 @@ def read_cuda_registration(
 
 def write_system_regions(regions: list[SystemRegion]) -> pb.SystemSharedMemoryStatusResponse:
     """Converts system regions."""
-    response = pb.SystemSharedMemoryStatusResponse()
-    for region in regions:
-        status = response.regions[region.name]
-        status.name, status.key = region.name, region.key
-        status.offset, status.byte_size = region.offset, region.byte_size
-    return response
+    found = {region.name: results.system_region_object(region) for region in regions}
+    return pb.SystemSharedMemoryStatusResponse(regions=found)
 
 
 def write_cuda_regions(regions: list[CudaRegion]) -> pb.CudaSharedMemoryStatusResponse:
     """Converts CUDA regions."""
-    response = pb.CudaSharedMemoryStatusResponse()
-    for region in regions:
-        status = response.regions[region.name]
-        status.name, status.device_id, status.byte_size = region.name, region.device_id, region.byte_size
-    return response
+    found = {region.name: results.cuda_region_object(region) for region in regions}
+    return pb.CudaSharedMemoryStatusResponse(regions=found)

@@ -6,13 +6,13 @@ Threads and locks: messages are parsed and made on the thread of the operation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from conch.access.access_guard import AccessGuard
 from conch.core.errors import (
@@ -26,6 +26,7 @@ from conch.core.tensor import Buffer
 from conch.door import operation_table as table
 from conch.door.door import Door
 from conch.door.operation_table import Operation
+from conch.frontends import result_objects as results
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
 from conch.protocol import health_pb2
@@ -53,6 +54,11 @@ def operation_handlers(door: Door, guard: AccessGuard) -> dict[str, UnaryMethod]
     return {rpc.operation.grpc_method: _handler(rpc, door, guard) for rpc in _rpcs(guard)}
 
 
+def _made(kind: type[Message], convert: Callable[[Any], Mapping[str, Any]]) -> Callable[[Any], Message]:
+    """Makes messages of a kind by the JSON of results."""
+    return lambda result: kind(**convert(result))
+
+
 def _rpcs(guard: AccessGuard) -> tuple[_Rpc, ...]:
     return (
         _Rpc(table.SERVER_LIVE, pb.ServerLiveRequest, _nothing, messages.write_live),
@@ -69,9 +75,17 @@ def _rpcs(guard: AccessGuard) -> tuple[_Rpc, ...]:
             lambda ready: pb.ModelReadyResponse(ready=ready),
         ),
         _Rpc(table.HEALTH_CHECK, health_pb2.HealthCheckRequest, messages.read_service, messages.write_health),
-        _Rpc(table.SERVER_METADATA, pb.ServerMetadataRequest, _nothing, messages.write_server_metadata),
         _Rpc(
-            table.MODEL_METADATA, pb.ModelMetadataRequest, messages.read_model, messages.write_model_metadata
+            table.SERVER_METADATA,
+            pb.ServerMetadataRequest,
+            _nothing,
+            _made(pb.ServerMetadataResponse, results.server_object),
+        ),
+        _Rpc(
+            table.MODEL_METADATA,
+            pb.ModelMetadataRequest,
+            messages.read_model,
+            _made(pb.ModelMetadataResponse, results.metadata_object),
         ),
         _Rpc(table.MODEL_CONFIG, pb.ModelConfigRequest, messages.read_model, messages.write_model_config),
         _Rpc(

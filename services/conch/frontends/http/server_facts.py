@@ -10,6 +10,7 @@ from conch.core.statistics_snapshot import VersionStatistics
 from conch.door import operation_table as table
 from conch.door.door import Door
 from conch.door.operation_handlers import ModelRequest
+from conch.frontends import result_objects as results
 from conch.frontends.http.routes import operation_json as json
 
 
@@ -18,7 +19,7 @@ def _nothing() -> None:
 
 
 def _statistics(models: list[VersionStatistics]) -> dict[str, object]:
-    return {"model_stats": [json.statistics_object(each) for each in models]}
+    return {"model_stats": [results.statistics_object(each) for each in models]}
 
 
 def _index(entries: list[IndexEntry]) -> list[dict[str, object]]:
@@ -40,9 +41,9 @@ def find_fact(
         case "ready":
             return door.loaded  # not the models' own checks, which may ask this
         case "server":
-            return door.ask(table.SERVER_METADATA, _nothing, json.server_object).result()
+            return door.ask(table.SERVER_METADATA, _nothing, results.server_object).result()
         case "model":
-            return door.ask(table.MODEL_METADATA, lambda: model, json.metadata_object).result()
+            return door.ask(table.MODEL_METADATA, lambda: model, results.metadata_object).result()
         case "statistics":
             return door.ask(table.MODEL_STATISTICS, lambda: model, _statistics).result()
         case "index" | "ready_index":

@@ -11,6 +11,7 @@ import pytest
 from conch.core.model_control import IndexEntry
 from conch.core.model_statistics import ModelStatistics
 from conch.core.statistics_snapshot import VersionStatistics
+from conch.frontends import result_objects as results
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.http.json_body import json_list
 from conch.frontends.http.routes import operation_json as json
@@ -28,7 +29,7 @@ def grpc_index(entries: list[IndexEntry]) -> tuple[Any, Any]:
 
 
 def grpc_statistics(models: list[VersionStatistics]) -> tuple[Any, Any]:
-    expected = [messages.statistics_message(each) for each in models]
+    expected = [pb.ModelStatistics(**results.statistics_object(each)) for each in models]
     return messages.write_statistics(models), pb.ModelStatisticsResponse(model_stats=expected)
 
 
@@ -37,8 +38,8 @@ def http_index(entries: list[IndexEntry]) -> tuple[Any, Any]:
 
 
 def http_statistics(models: list[VersionStatistics]) -> tuple[Any, Any]:
-    return json_list(models, json.statistics_object), orjson.dumps(
-        [json.statistics_object(each) for each in models]
+    return json_list(models, results.statistics_object), orjson.dumps(
+        [results.statistics_object(each) for each in models]
     )
 
 

@@ -41,6 +41,7 @@ from conch.door.operation_handlers import (
     UnloadRequest,
     refuse_repository_name,
 )
+from conch.frontends import result_objects as results
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
@@ -224,7 +225,9 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
 
     return [
-        _Form(table.SERVER_METADATA, _nothing, lambda server, path: json_reply(json.server_object(server))),
+        _Form(
+            table.SERVER_METADATA, _nothing, lambda server, path: json_reply(results.server_object(server))
+        ),
         _Form(table.SERVER_LIVE, _nothing, lambda live, path: _status({"live": live}, live)),
         _Form(table.SERVER_READY, _nothing, lambda ready, path: _status({"ready": ready}, ready)),
         _Form(table.ALL_STATISTICS, _model, _statistics),
@@ -242,10 +245,10 @@ def _forms(door: Door, pools: Pools, most_bytes: int, guard: AccessGuard) -> lis
         _Form(table.SET_LABEL, label_change, _done, _check_repository),
         _Form(table.REMOVE_LABEL, _label, _done, _check_repository),
         *_rollout_forms(own_body_of),
-        _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
+        _Form(table.SYSTEM_REGIONS, _region, _list_of(results.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
-        _Form(table.CUDA_REGIONS, _region, _list_of(json.cuda_region_object)),
+        _Form(table.CUDA_REGIONS, _region, _list_of(results.cuda_region_object)),
         _Form(table.REGISTER_CUDA, cuda_registration, _done, partial(check_registration, kind="cuda")),
         _Form(table.UNREGISTER_CUDA, _region, _done),
     ]
@@ -298,7 +301,7 @@ async def _region(exchange: HttpExchange, path: Path) -> str:
 
 
 def _metadata(metadata: ModelMetadata, path: Path) -> Reply:
-    return json_reply(json.metadata_object(metadata))
+    return json_reply(results.metadata_object(metadata))
 
 
 def _status(status: Mapping[str, object], passed: bool) -> Reply:
@@ -322,7 +325,7 @@ def _trace(settings: Mapping[str, Sequence[str]], path: Path) -> Reply:
 
 
 def _statistics(models: list[VersionStatistics], path: Path) -> Reply:
-    return Reply(200, [JSON], b'{"model_stats":%b}' % json_list(models, json.statistics_object))
+    return Reply(200, [JSON], b'{"model_stats":%b}' % json_list(models, results.statistics_object))
 
 
 def _index(entries: list[IndexEntry], path: Path) -> Reply:
