@@ -6,6 +6,8 @@ A response is encoded when it is sent, so the model may use its arrays again, an
     sent                                          is written
     ============================================  ===========================================================
     on a plain thread                             at once, unless a thread is writing, which goes on with it
+    on a plain thread less than `_QUICK_NS`       with the next one that is written, at the latest `HELD_NS`
+    after the one before, small and not final     after the last write, by the thread "conch-flusher"
     in a turn of an event loop                    when the turn ends: at the loop's next one (`call_soon`)
     as the first of a turn, if the last turn had  at once
     a single response
@@ -14,8 +16,9 @@ A response is encoded when it is sent, so the model may use its arrays again, an
     long again
     ============================================  ===========================================================
 
-So a step of an engine whose outputs reach their coroutines in one turn is one frame, and the response of a
-model that has one stream leaves without a detour.
+So a step of an engine whose outputs reach their coroutines in one turn is one frame, and so is what a thread
+sends in a quick row after its first response, at half of the processor time of single packets. The response
+of a model that has one stream leaves without a detour.
 
 Race of a thread that adds and one that writes: the one that writes looks again after it has let the lock go,
 and the one that adds tries the lock after it has added. One of the two finds the response.
@@ -23,8 +26,9 @@ and the one that adds tries the lock after it has added. One of the two finds th
 Guarantees: responses of one thread are written in their order, and so are those of one request, as its sender
 has a lock.
 
-Threads and locks: any thread. `_writing` is held to write. Turns need no lock: each event loop ends those
-that it has begun and then writes what waits, so loops that overwrite each other's turn only write earlier.
+Threads and locks: any thread, and "conch-flusher" from the first quick row on. `_writing` is held to write.
+Turns need no lock: each event loop ends those that it has begun and then writes what waits, so loops that
+overwrite each other's turn only write earlier.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from conch.core.clock import monotonic_ns
@@ -44,7 +49,12 @@ from conch.ipc.tensors import MessageStream, Payload, joined_payload
 MOST_RESPONSES = 64
 """Responses of a frame: the server's loop handles a frame before it turns to other sockets."""
 
+HELD_NS = 500_000
+"""Ns after a write for which small responses of a quick row wait."""
+
 _LATE_NS = 5_000_000
+_QUICK_NS = 100_000
+_SMALL = MOST_INLINE // MOST_RESPONSES
 
 
 class SentResponse(NamedTuple):
@@ -81,6 +91,11 @@ class ResponseFrames:
         self._count = 0  # responses of the turn
         self._bytes = 0
         self._alone = True  # the last turn had one response
+        self._put_ns = self._written_ns = 0  # of plain threads' last response, and of the last write
+        self._flushes: SimpleQueue[bool] = SimpleQueue()  # wakes the thread of held responses, or ends it
+        self._flusher: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._flushing = False  # it is awake, and has not looked yet at what waits
         self.used = False
 
     def put(self, response: SentResponse) -> None:
@@ -96,7 +111,7 @@ class ResponseFrames:
         except RuntimeError:
             loop = None
         self._waiting.append(response)
-        if loop is None or not self._joins_turn(loop, response):
+        if not (self._joins_row(response) if loop is None else self._joins_turn(loop, response)):
             self._write()
 
     def flush(self) -> None:
@@ -107,6 +122,13 @@ class ResponseFrames:
         """
         with self._writing:
             self._write_frames()
+
+    def close(self) -> None:
+        """Ends the thread that writes held responses, after a `flush`."""
+        self._closed.set()
+        self._flushes.put(False)
+        if self._flusher is not None:
+            self._flusher.join()
 
     def _joins_turn(self, loop: asyncio.AbstractEventLoop, response: SentResponse) -> bool:
         """True if a response made in a turn of an event loop waits for others of the turn."""
@@ -128,6 +150,42 @@ class ResponseFrames:
             return True
         self._since_ns = now
         return False
+
+    def _joins_row(self, response: SentResponse) -> bool:
+        """True if a plain thread's response waits for those that follow quickly."""
+        now = monotonic_ns()
+        quick, self._put_ns = now - self._put_ns < _QUICK_NS, now
+        if (
+            not quick
+            or now - self._written_ns >= HELD_NS
+            or response.flags & FINAL
+            or response.nbytes > _SMALL
+            or len(self._waiting) >= MOST_RESPONSES
+        ):
+            return False
+        if not self._flushing:
+            try:
+                self._start_flusher()
+            except RuntimeError:  # no memory, or too many threads
+                return False
+            self._flushing = True
+            self._flushes.put(True)
+        return True
+
+    def _start_flusher(self) -> None:
+        if self._flusher is None:
+            flusher = threading.Thread(target=self._flush_held, name="conch-flusher", daemon=True)
+            flusher.start()
+            self._flusher = flusher
+
+    def _flush_held(self) -> None:
+        while self._flushes.get():
+            self._closed.wait(HELD_NS / 1e9)
+            self._flushing = False  # before it looks: a response that comes now wakes it again
+            try:
+                self._write()
+            except ChannelClosedError:
+                return  # the thread that reads notices, and ends the process
 
     def _end_turn(self) -> None:
         self._loop, self._alone = None, self._count == 1
@@ -154,6 +212,7 @@ class ResponseFrames:
                 raise
             except (OSError, MemoryError, ConchError) as error:  # no memory or descriptor
                 self._send_failures(frame, error)
+        self._written_ns = monotonic_ns()
 
     def _take(self) -> list[SentResponse]:
         """Takes the responses of the next frame; one in a block, or a long one, has its own."""

@@ -112,6 +112,15 @@ class ResponseWriter:
         if self._frames.used:
             self._frames.flush()
 
+    def close(self) -> None:
+        """Writes the responses that senders have sent, of which none may follow.
+
+        Raises:
+            ChannelClosedError: The server has closed the socket.
+        """
+        self.flush()
+        self._frames.close()
+
     def _mark_faulty(self, responses: Responses | None) -> bool:
         """Turns responses that can't be sent into errors, so that the others can; True if there were any."""
         blamed = False

@@ -253,7 +253,7 @@ class Host:
         for instance in self._instances:
             instance.close()
         assert self._writer is not None, "it has been loaded"
-        self._writer.flush()
+        self._writer.close()
         self._families.flush()
         if self._stream.devices is not None:
             self._stream.devices.close()

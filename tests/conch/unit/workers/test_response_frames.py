@@ -158,6 +158,38 @@ def test_a_coroutine_that_blocks_its_loop_does_not_hold_its_responses(
         asyncio.run(stream())
 
 
+@pytest.mark.parametrize(("apart_ns", "frames"), [(50_000, [1, 20]), (100_000, [1] * 21)])
+def test_quick_rows_of_a_thread_share_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart_ns: int, frames: list[int]
+) -> None:
+    times = count(10**9, apart_ns)
+    now = next(times)
+    monkeypatch.setattr(response_frames, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(response_frames, "HELD_NS", PATIENCE_S * 1e9)
+    with streams(tmp_path, 1) as made:
+        for number in range(20):
+            made.hosted[0].respond(word(str(number)), False)
+            now = next(times)
+        made.hosted[0].respond(None, True)
+        sent = list(made.frames())
+        assert [len(frame) for frame in sent] == frames
+        texts = [told(response) for frame in sent for _, response, _ in frame if response is not None]
+        assert texts == [told(word(str(number))) for number in range(20)]
+
+
+def test_a_row_that_stops_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_frames, "monotonic_ns", lambda: 10**9)
+    with streams(tmp_path, 1) as made:
+        for size in range(1, 9):  # awake before, or asleep
+            for number in range(size):
+                made.hosted[0].respond(word(str(number)), False)
+            arrived = 0
+            while arrived < size:
+                assert made.sides.server.channel.ready(PATIENCE_S)
+                arrived += sum(map(len, made.frames()))
+            assert arrived == size
+
+
 def test_a_frame_holds_a_bounded_number_of_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_frames, "monotonic_ns", lambda: 0)
     with streams(tmp_path, 2) as made:

@@ -45,6 +45,7 @@ class Sides:
         self.writer = ResponseWriter(spec_of(tmp_path, decoupled=decoupled), self.worker, reader)
 
     def close(self) -> None:
+        self.writer.close()
         for side in (self.server, self.worker):
             side.channel.close()
             side.close()
