@@ -1,8 +1,12 @@
 """Busy-polls briefly before a thread sleeps, to avoid wake-up latency.
 
 A wake-up costs both sides tens of microseconds where idle processors halt, as in virtual machines. A receiver
-whose messages arrive soon polls first. After a poll in vain, or one that was held up (another thread wants
-the processor or the interpreter), it skips polling for an increasing number of waits.
+whose messages arrive soon polls first. After a poll in vain it skips polling for an increasing number of
+waits.
+
+After a poll that was held up it does so for longer: another thread wants the processor or the interpreter.
+There polling costs milliseconds, as a thread that sleeps goes before busy ones when its message comes, and
+one that polls has to wait for its turn.
 
 With a single client, a worker polls longer for the next request, but yields to all other threads.
 """
@@ -21,7 +25,10 @@ LATE_NS = 50_000
 """A poll whose checks are further apart was held up."""
 
 LONGEST_REST = 1023
-"""Most waits in a row that skip polling."""
+"""Most waits in a row that skip polling after polls in vain."""
+
+LONGEST_REST_HELD_UP = 4095
+"""As `LONGEST_REST`, after polls that were held up."""
 
 ALONE_MOST_NS = 600_000
 """Longest poll for a single client's next request, which comes through the server."""
@@ -91,7 +98,10 @@ class BusyPoll:
             if yield_cpu is not None:
                 yield_cpu()
             before, now = now, clock()
-            if now > end or now - before > late_ns:
+            if now - before > late_ns:
+                self._resting = self._rest = min(8 * self._rest + 7, LONGEST_REST_HELD_UP)
+                return False
+            if now > end:
                 self._resting = self._rest = min(2 * self._rest + 1, longest_rest)
                 return False
         self._rest >>= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from conch.ipc.busy_poll import (
     ALONE_MOST_NS,
     AT_ONCE_NS,
     LATE_NS,
-    LONGEST_REST,
+    LONGEST_REST_HELD_UP,
     MOST_NS,
     BusyPoll,
 )
@@ -90,12 +91,18 @@ def test_what_comes_late_is_hardly_looked_for() -> None:
     assert sum(arrival.wait(spinning, 0) for _ in range(1000)) > 900
 
 
-def test_who_is_held_up_looks_no_more() -> None:
-    arrival, spinning = made()
-    arrival.step = LATE_NS + 1  # others have the processor between two looks
-    for _ in range(10):
-        assert not arrival.wait(spinning, MOST_NS // 2)
-    assert arrival.looks <= 5
+@pytest.mark.parametrize("single", [False, True])
+def test_after_polls_that_are_held_up_there_are_hardly_any(single: bool) -> None:
+    arrival, spinning = alone() if single else made()
+    arrival.looks = 0
+    arrival.step = ALONE_LATE_NS + 1  # others have the processor between two looks
+    for _ in range(4000):
+        assert not arrival.wait(spinning, 3 * arrival.step)
+    assert arrival.looks <= 6
+    arrival.step = STEP_NS
+    while not arrival.wait(spinning, 2 * STEP_NS):
+        pass  # there is another look in the end
+    assert all(arrival.wait(spinning, 2 * STEP_NS) for _ in range(100))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * MOST_NS), st.integers(100, 2 * LATE_NS)), max_size=60))
@@ -108,7 +115,7 @@ def test_a_wait_ends(waits: list[tuple[int, int]]) -> None:
         assert not there or arrival.looks > looks
     looks, waits_without = arrival.looks, 0
     while arrival.looks == looks:
-        assert waits_without <= LONGEST_REST
+        assert waits_without <= LONGEST_REST_HELD_UP
         spinning.wait()
         waits_without += 1
 
