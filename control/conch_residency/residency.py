@@ -717,14 +717,22 @@ class OnDemandResidency(Residency):
                     seen.remeasured |= warm
                     due.append(holding.name)
         self._measure_again(due)
+        before = self._explained()
         process, on_gpus = self._loads.resident_bytes(), self._gpus.own()
         with self._lock:
-            explained = sum((each.own for each in self._seen.values()), Room())
-            loading = [each.room for each in self._plan.holdings if each.state is not HoldingState.RESIDENT]
-            explained = sum(loading, explained)
+            explained = self._explained()
+            if explained != before:
+                return  # a model has come or gone meanwhile: the next look measures
             tolerated = Room(self._budget.bytes * _TOLERATED_PERCENT // 100)
             grown = Room(0 if process is None else process - self._baseline, gpus=on_gpus)
             self._plan.unexplained = (grown - explained - tolerated).positive
+
+    def _explained(self) -> Room:
+        """Memory of this process that models in memory have taken, or may be taking now."""
+        with self._lock:
+            own = sum((each.own for each in self._seen.values()), Room())
+            moving = [each.room for each in self._plan.holdings if each.state is not HoldingState.RESIDENT]
+            return sum(moving, own)
 
     def _measure_again(self, names: Iterable[str]) -> None:
         """Measures the workers of models, and the growth of this process by a load since."""

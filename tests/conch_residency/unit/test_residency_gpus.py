@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,27 +94,42 @@ def test_without_processes_the_device_is_measured() -> None:
 
 def test_models_of_a_gpu_stay_within_its_budget(site: Site) -> None:
     """Each takes 30 MB, though its config says 10: of 100 MB four are too many, as a measurement shows."""
+    measuring = threading.Event()
 
     class Growing(FakeGpu):
         def read(self, device: int) -> GpuUse:
             loaded = [spec.name for spec in site.backend.loaded if spec.name != "host"]
             taken = 30 * MB * (len(loaded) - len(site.backend.closed))
+            if closing:
+                after.append(taken)
+            elif residency.counts().evictions and not measuring.is_set():
+                measuring.set()
+                eventually(lambda: closing and not closing[0].is_alive(), "the model goes meanwhile")
             return GpuUse(500 * MB + taken, {OTHER: 400 * MB, OWN: taken})
 
-    gpu = Growing()
+    class Closed(list[str]):
+        def append(self, label: str) -> None:
+            assert label != "a:1" or measuring.wait(PATIENCE_S)
+            super().append(label)
+            closing.append(threading.current_thread())
+
+    closing: list[threading.Thread] = []
+    after: list[int] = []
+    gpu, site.backend.closed = Growing(), Closed()
     for name in "abcd":
         site.model(name, config=CONFIG + GPU_MODEL.format(10))
     site.model("large", config=CONFIG + GPU_MODEL.format(101))
     site.model("host")
     agent = site.agent("on-demand", residency=WithGpu(gpu), devices=Devices((0,)))
-    assert agent.start() == []
+    assert isinstance(agent.residency, OnDemandResidency)
     residency = agent.residency
-    assert isinstance(residency, OnDemandResidency)
+    assert agent.start() == []
     for name in ("host", "a", "b", "c"):
         assert resident(lambda name=name: site.send(name)).error() is None  # type: ignore[misc]
     assert sum(each.bytes["gpu:0"] for each in residency.counts().models.values()) == 90 * MB
     assert resident(lambda: site.send("d")).error() is None
-    eventually(lambda: residency.counts().evictions == {"memory": 1}, "one has gone")
+    eventually(lambda: len(after) > 1, "one has gone, and measurements have followed")
+    assert residency.counts().evictions == {"memory": 1}
     assert {name for name, entry in site.registry.entries.items() if entry.ready} == {"host", "b", "c", "d"}
     assert resident(lambda: site.send("a")).error() is None  # its size is known now
     assert residency.counts().evictions == {"memory": 1, "room": 1}
