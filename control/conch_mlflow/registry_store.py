@@ -17,11 +17,12 @@ Owns: threads for requests, open bodies. Runs on the event loop of `Connection`.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 from conch.core.errors import ConchError, InvalidArgumentError
@@ -124,6 +125,9 @@ class RegistryStore:
         async with reading.lock:
             try:
                 data = await self._block(reading, path, start, end - start)
+            except asyncio.CancelledError:
+                reading.body = None  # closed by the thread that has it
+                raise
             except BaseException:
                 reading.drop()
                 raise
@@ -146,7 +150,7 @@ class RegistryStore:
         self._http.abort()
         for reading in self._reading.values():
             reading.drop()
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown)
         for store in self._stores.values():
             await store.close()
 
@@ -154,10 +158,10 @@ class RegistryStore:
         if reading.body is None or reading.body.position != start:
             reading.drop()
             target, etag = _target(path), reading.etag
-            reading.body = await self._run(lambda: self._http.body(target, start, etag), Body.close)
+            reading.body = await self._run(lambda: self._http.body(target, start, etag), _close)
             reading.etag = reading.body.etag
         body = reading.body
-        return await self._run(lambda: body.read(size))
+        return await self._run(lambda: body.read(size), lambda data: body.close())
 
     def _list_one(self, root: str, directory: str) -> Sequence[StoredObject]:
         path = directory.rstrip("/")
@@ -205,27 +209,58 @@ class RegistryStore:
         except ConchError as error:
             raise OSError(f"artifacts '{root}': {error.message}") from None
 
-    async def _run(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Runs work on a thread; `undo` takes the result if the caller was cancelled meanwhile."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _run(self, work: Callable[[], T], undo: Callable[[T | None], None] | None = None) -> T:
+        """Runs work on a thread; see `_Work` for `undo`."""
+        given = _Work(work, undo or (lambda result: None))
+        future = asyncio.get_running_loop().run_in_executor(self._threads, given.run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if undo is not None:
-                future.add_done_callback(lambda done: _undo(done, undo))
-            else:
-                future.add_done_callback(_ignore)
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # as if awaited
+            given.abandon()
             raise
 
 
-def _undo(done: asyncio.Future[T], undo: Callable[[T], None]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        undo(done.result())
+class _Work(Generic[T]):
+    """Work on a thread, whose caller may be cancelled.
+
+    Args:
+        work: The work.
+        undo: Called with its result, or None if it has failed, if the caller was cancelled meanwhile. On the
+            thread, so also if the loop has ended by then.
+    """
+
+    def __init__(self, work: Callable[[], T], undo: Callable[[T | None], None]) -> None:
+        self._work = work
+        self._undo = undo
+        self._lock = threading.Lock()
+        self._result: T | None = None
+        self._over = self._abandoned = False
+
+    def run(self) -> T:
+        """Does the work; raises its errors."""
+        try:
+            self._result = result = self._work()
+            return result
+        finally:
+            with self._lock:
+                self._over = True
+                abandoned = self._abandoned
+            if abandoned:
+                self._undo(self._result)
+
+    def abandon(self) -> None:
+        """Undoes the work, now or once it is over."""
+        with self._lock:
+            self._abandoned = True
+            over = self._over
+        if over:
+            self._undo(self._result)
 
 
-def _ignore(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled():
-        done.exception()
+def _close(body: Body | None) -> None:
+    if body is not None:
+        body.close()
 
 
 def _opener(scheme: str) -> OpenStore:

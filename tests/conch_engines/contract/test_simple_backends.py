@@ -244,10 +244,11 @@ def test_a_cancelled_square_ends(server: AnyServer) -> None:
 
         model = eventually(cancelled, "a request is cancelled while its response is in work")
         rows = model.response_stats
-        # The response in work is counted, the next one as cancelled; before the work the first one is.
+        # The response in work is counted, the next one as cancelled; before the work the first one is, unless
+        # its request has not reached the model.
         at_once = model.inference_stats.fail.count - 1
-        found = rows["0"].success.count, rows["0"].cancel.count, rows["1"].cancel.count
-        assert found == (tries - at_once, at_once, 1)
+        assert (rows["0"].success.count, rows["1"].cancel.count) == (tries - at_once, 1)
+        assert rows["0"].cancel.count <= at_once
 
 
 @pytest.mark.parametrize(
