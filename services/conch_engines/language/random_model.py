@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conch_engines.genai.gguf_file import write_gguf
+from conch_engines.language.gguf_file import write_gguf
 
 CONTEXT = 2048
 _WIDTH, _LAYERS, _HEADS, _INNER = 64, 2, 4, 128
