@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,52 @@ def write_tensors(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+_WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"▁{each}" for each in string.ascii_lowercase))
+_WIDTH, _INNER, _PLACES = 32, 64, 64
+
+
+def write_reranker(path: Path) -> None:
+    """Writes a random BERT of one layer that scores pairs of texts; its tokens are letters as words."""
+    random = np.random.default_rng(5)
+
+    def array(*shape: int) -> Any:
+        return random.normal(0, 0.5, shape).astype(np.float32)
+
+    metadata = {
+        "general.architecture": "bert",
+        "bert.context_length": _PLACES,
+        "bert.embedding_length": _WIDTH,
+        "bert.block_count": 1,
+        "bert.feed_forward_length": _INNER,
+        "bert.attention.head_count": 2,
+        "bert.attention.layer_norm_epsilon": 1e-6,
+        "bert.attention.causal": False,
+        "bert.pooling_type": 4,
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.tokens": list(_WORDS),
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, *[1] * 26],
+        "tokenizer.ggml.cls_token_id": 1,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.seperator_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+    }
+    tensors = {
+        "token_embd.weight": array(len(_WORDS), _WIDTH),
+        "token_types.weight": array(2, _WIDTH),
+        "position_embd.weight": array(_PLACES, _WIDTH),
+        "cls.weight": array(_WIDTH, _WIDTH),
+        "cls.bias": array(_WIDTH),
+        "cls.output.weight": array(1, _WIDTH),
+        "cls.output.bias": array(1),
+    }
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
+        rows, columns = {"ffn_up": (_INNER, _WIDTH), "ffn_down": (_WIDTH, _INNER)}.get(name, (_WIDTH, _WIDTH))
+        tensors[f"blk.0.{name}.weight"], tensors[f"blk.0.{name}.bias"] = array(rows, columns), array(rows)
+    for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = np.ones(_WIDTH, np.float32), array(_WIDTH)
+    write_tensors(path, metadata, tensors, dict.fromkeys(tensors, GGMLQuantizationType.F32))

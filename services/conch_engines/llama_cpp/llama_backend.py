@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.api.pb_model_config import auto_complete
@@ -15,9 +16,16 @@ from conch.core.backend import BackendModel
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.workers.python_based import PythonBasedBackend
-from conch_engines.llama_cpp import llama_model, llama_settings
+from conch_engines.llama_cpp import (
+    llama_embedding_model,
+    llama_model,
+    llama_rerank_model,
+    llama_settings,
+    llama_tasks,
+)
 from conch_engines.llama_cpp.llama_file import LlamaFile, find_model
 from conch_engines.llama_cpp.llama_settings import LONGEST, LORA_FILES, LlamaSettings
+from conch_engines.llama_cpp.llama_tasks import EMBED, GENERATE, SCORE, check_task, find_task
 from conch_engines.model_config import parameter_texts
 from conch_llm.contract import ADAPTERS
 from conch_llm.models.adapter import adapt
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 _ENGINE = "xllamacpp"
 _PLACEMENT = "CONCH_PLACEMENT"
+_MODULES = {GENERATE: llama_model, EMBED: llama_embedding_model, SCORE: llama_rerank_model}
 
 
 class LlamaCppBackend(PythonBasedBackend):
@@ -38,7 +47,10 @@ class LlamaCppBackend(PythonBasedBackend):
     completion_runs_code = False
     passes_parameters = False
     checks_names = False
-    parameters = (*PARAMETERS, "EXECUTION_ENV_PATH", "chat_template", "tokenizer", *llama_settings.PARAMETERS)
+    parameters = (
+        *(*PARAMETERS, "EXECUTION_ENV_PATH", "chat_template", "tokenizer"),
+        *(*llama_settings.PARAMETERS, *llama_tasks.PARAMETERS),
+    )
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent)
@@ -47,13 +59,18 @@ class LlamaCppBackend(PythonBasedBackend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Adds the tensors and the declaration of a model with methods for text, its context and adapters."""
-        adapted = adapt(llama_model.TritonPythonModel)
+        texts = parameter_texts(config)
+        named = config.get("default_model_filename", "")
+        found = None
+        module: ModuleType = llama_model
+        with suppress(ConchError):  # `check` raises it
+            found = _read(config.get("name", ""), version_directory, named, texts)
+            module = _MODULES[find_task(found[1], texts)]
+        adapted = adapt(module.TritonPythonModel)
         assert adapted is not None
         completed = auto_complete(adapted, config)
-        texts = parameter_texts(config)
-        with suppress(ConchError):  # `check` raises it
-            named = config.get("default_model_filename", "")
-            settings, file = _read(config.get("name", ""), version_directory, named, texts)
+        if found is not None:
+            settings, file = found
             added = {LONGEST: str(settings.context_length(file.context_length))}
             if settings.lora_files:
                 added[ADAPTERS] = ",".join(settings.lora_files)
@@ -77,6 +94,7 @@ class LlamaCppBackend(PythonBasedBackend):
         Parsers.of(spec.parameters)
         settings, file = _read(spec.name, spec.version_directory, spec.model_file, spec.parameters)
         settings.context_length(file.context_length)
+        check_task(file, spec.parameters)
         named = spec.parameters.get(ADAPTERS)
         if named is not None and named != ",".join(settings.lora_files):
             raise InvalidArgumentError(
@@ -99,7 +117,11 @@ class LlamaCppBackend(PythonBasedBackend):
         return super().load_within(spec, calls)
 
     def _with_file(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, model_file=str(llama_model.__file__))
+        module: ModuleType = llama_model
+        with suppress(ConchError):  # `check` raises it
+            _, file = _read(spec.name, spec.version_directory, spec.model_file, spec.parameters)
+            module = _MODULES[find_task(file, spec.parameters)]
+        return replace(spec, model_file=str(module.__file__))
 
 
 def _read(

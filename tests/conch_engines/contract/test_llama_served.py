@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.support.llama_models import llama_model, write_adapter
+from tests.support.llama_models import llama_model, write_adapter, write_reranker
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, AnyServer, eventually
 
@@ -39,6 +39,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root, lora_files="pirate=pirate.lora", CONCH_TOOL_PARSER="hermes", max_num_seqs="2"
     )
     write_adapter(directory / "1" / "pirate.lora", 1)
+    llama_model(root, "vectors", CONCH_TASK="embed", pooling="mean")
+    write_reranker(llama_model(root, "scores") / "1" / "model.gguf")
     (root / "bare" / "1").mkdir(parents=True)
     write_random_model(root / "bare" / "1" / "model.gguf")
     return root
@@ -141,6 +143,19 @@ def test_a_client_that_goes_frees_its_slot(server: AnyServer, client: openai.Ope
         next(iter(stream))
         eventually(lambda: running(server) > 0, "the request runs")
     eventually(lambda: running(server) == 0, "the request is freed")
+
+
+def test_embeddings_and_scores(server: AnyServer, client: openai.OpenAI) -> None:
+    found = client.embeddings.create(model="vectors", input=["hello", "a thing"])
+    assert sum(each * each for each in found.data[0].embedding) == pytest.approx(1, abs=1e-4)
+    assert found.usage.prompt_tokens == 9 and found.data[0].embedding != found.data[1].embedding
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="vectors", input="a", dimensions=8)
+    url = f"http://{server.http_address}/v1/rerank"
+    body = {"model": "scores", "query": "a b", "documents": ["q", "a b", "z z"]}
+    results = httpx.post(url, json=body, timeout=WAIT_S).json()["results"]
+    assert sorted(each["index"] for each in results) == [0, 1, 2]
+    assert len({each["relevance_score"] for each in results}) == 3
 
 
 def test_text_over_http(server: AnyServer) -> None:
