@@ -11,7 +11,7 @@ from typing import Any
 from conch.core.errors import InvalidArgumentError
 from conch_engines.language.field_checks import Range, number, switch, whole
 from conch_engines.language.grammars import Grammar, read_grammar
-from conch_llm.models.model_requests import TextRequest
+from conch_llm.models.model_requests import ChatRequest, TextRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ _FLOATS = {
 _REFUSED = (
     *("logit_bias", "prompt_logprobs", "bad_words", "allowed_token_ids", "suffix", "use_beam_search"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens"),
-    "chat_template",
+    *("chat_template", "cache_salt", "continue_final_message", "tool_strict_level"),
 )
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GREEDY = 1e-5  # temperatures below are greedy, as in vLLM
@@ -86,6 +86,8 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any]) -> Sampling:
     if logprobs:
         values["logprobs"] = 1
     grammar = read_grammar(asked)
+    if grammar is not None:
+        values["ignore_eos"] = False  # behind the end of a grammar the engine goes on with any text
     skips = switch("skip_special_tokens", asked.get("skip_special_tokens"), True)
     return Sampling(values, grammar, logprobs, top_logprobs, skips)
 
@@ -95,8 +97,10 @@ def _refuse_unsupported(request: TextRequest) -> None:
     for name in _REFUSED:
         if asked.get(name) not in (None, False, [], {}, "", 0):
             raise InvalidArgumentError(f"{name}: the engine openvino_genai does not support it")
-    if asked.get("best_of") not in (None, 1):
-        raise InvalidArgumentError("best_of: the engine openvino_genai supports only 1")
+    if asked.get("best_of") not in (None, 1, request.raw.get("n")):
+        raise InvalidArgumentError("best_of: the engine openvino_genai supports only n")
+    if isinstance(request, ChatRequest) and request.raw.get("echo"):
+        raise InvalidArgumentError("echo: is for completions, not for chats")
     if request.lora:
         raise InvalidArgumentError(f"lora_name: the model has no adapter {request.lora!r}")
 
@@ -110,6 +114,10 @@ def _ends(asked: Mapping[str, Any]) -> dict[str, Any]:
     if stops := asked.get("stop_token_ids"):
         if not isinstance(stops, list) or not all(type(each) is int and each >= 0 for each in stops):
             raise InvalidArgumentError(f"stop_token_ids: must be a list of tokens, not {stops!r}")
+        if values["ignore_eos"]:
+            raise InvalidArgumentError(
+                "stop_token_ids: the engine openvino_genai does not stop at them with ignore_eos"
+            )
         values["stop_token_ids"] = set(stops)
     return values
 

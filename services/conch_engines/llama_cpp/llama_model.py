@@ -109,7 +109,7 @@ class TritonPythonModel:
         self._engine.close()
 
     def _sampling(self, request: TextRequest) -> Sampling:
-        return read_sampling(request, self._own, self._engine.vocabulary)
+        return read_sampling(request, self._own, self._engine.vocabulary, self._engine.context_length)
 
     def _tokenizer_config(self, file: LlamaFile) -> dict[str, str]:
         """The chat template and its tokens in the model's own file; the template may be empty."""

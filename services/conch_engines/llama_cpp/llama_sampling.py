@@ -44,7 +44,14 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 REFUSED = (
     # vLLM's
     *("prompt_logprobs", "bad_words", "allowed_token_ids", "stop_token_ids", "min_tokens", "suffix"),
-    *("use_beam_search", "length_penalty", "truncate_prompt_tokens", "chat_template", "cache_salt"),
+    *(
+        "use_beam_search",
+        "length_penalty",
+        "tool_strict_level",
+        "truncate_prompt_tokens",
+        "chat_template",
+        "cache_salt",
+    ),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "continue_final_message"),
     *("logits_processors", "return_token_ids", "return_tokens_as_token_ids"),
     # llama.cpp's
@@ -59,13 +66,14 @@ _MOST_SEED = 0xFFFFFFFF
 """The engine takes it as none."""
 
 
-def read_sampling(request: TextRequest, own: Mapping[str, Any], vocabulary: int) -> Sampling:
+def read_sampling(request: TextRequest, own: Mapping[str, Any], vocabulary: int, longest: int) -> Sampling:
     """Reads a request.
 
     Args:
         request: The request.
         own: The model's own parameters, which hold where the request has none.
         vocabulary: Number of the model's tokens.
+        longest: Most tokens of a request.
 
     Raises:
         InvalidArgumentError: A parameter is invalid or not supported.
@@ -74,7 +82,7 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any], vocabulary: int)
     for name in REFUSED:
         if asked.get(name) not in (None, False, [], {}, "", 0):
             raise InvalidArgumentError(f"{name}: the engine llama_cpp does not support it")
-    if asked.get("best_of") not in (None, request.n, 1):
+    if asked.get("best_of") not in (None, 1, request.raw.get("n")):
         raise InvalidArgumentError("best_of: the engine llama_cpp supports only n")
     if isinstance(request, ChatRequest) and request.raw.get("echo"):
         raise InvalidArgumentError("echo: is for completions, not for chats")
@@ -86,18 +94,20 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any], vocabulary: int)
         if params.get(name) is not None:
             values[_NAMES.get(name, name)] = number(name, params[name], limits)
     if any(params.get(name) is not None for name in _PENALTIES):
-        values["repeat_last_n"] = -1  # the whole context, where the engine's own is 64 tokens
+        values["repeat_last_n"] = longest  # the engine's own are 64 tokens
     if params.get("top_k") is not None:
         values["top_k"] = max(whole("top_k", params["top_k"], -1), 0)
     if request.seed is not None:
         values["seed"] = request.seed % _MOST_SEED
-    values["ignore_eos"] = switch("ignore_eos", asked.get("ignore_eos"), False)
+    grammar = read_grammar(asked)
+    # Behind the end of a grammar only the token that ends an answer fits: without it the engine fails.
+    values["ignore_eos"] = switch("ignore_eos", asked.get("ignore_eos"), False) and grammar is None
     if asked.get("logit_bias"):
         values["logit_bias"] = _biases(asked["logit_bias"], vocabulary)
     logprobs = _logprobs(request)
     if logprobs is not None:
         values["n_probs"] = max(logprobs, 1)  # without any the engine has none of the chosen token
-    return Sampling(values, read_grammar(asked), logprobs, request.lora)
+    return Sampling(values, grammar, logprobs, request.lora)
 
 
 def _biases(found: Any, vocabulary: int) -> list[list[float]]:

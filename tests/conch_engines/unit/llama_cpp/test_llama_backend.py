@@ -107,8 +107,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_engine_cannot_do_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{name}: the engine llama_cpp does not support it"):
-        read_sampling(CompletionRequest(prompt="a", params={name: 1}), {}, 10)
-    read_sampling(CompletionRequest(prompt="a", params={name: None}), {}, 10)
+        read_sampling(CompletionRequest(prompt="a", params={name: 1}), {}, 10, 100)
+    read_sampling(CompletionRequest(prompt="a", params={name: None}), {}, 10, 100)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,14 @@ def test_what_the_engine_cannot_do_is_refused_by_name(name: str) -> None:
 )
 def test_a_value_is_refused(params: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
-        read_sampling(CompletionRequest(prompt="a", params=params), {}, 10)
+        read_sampling(CompletionRequest(prompt="a", params=params), {}, 10, 100)
 
 
 def test_the_models_own_sampling_holds_where_the_request_has_none() -> None:
     own = {"temperature": 0.2, "top_p": 0.5, "max_length": 20}
-    found = read_sampling(CompletionRequest(prompt="a", seed=-1, params={"top_p": 0.9, "top_k": -1}), own, 10)
+    found = read_sampling(
+        CompletionRequest(prompt="a", seed=-1, params={"top_p": 0.9, "top_k": -1}), own, 10, 100
+    )
     assert found.values == {
         "temperature": 0.2,
         "top_p": 0.9,
