@@ -82,13 +82,21 @@ def find_model(directory: Path, name: str, file: str = "", others: Collection[Pa
     return LlamaFile(path, metadata, _sampling(directory / _GENERATION, name))
 
 
+def all_parts(path: Path) -> list[Path]:
+    """The parts of a model that one of its files belongs to."""
+    part = _PART.search(path.name)
+    if part is None:
+        return [path]
+    stem = path.name[: part.start()]
+    return [path.with_name(f"{stem}-{number:05}-of-{part[2]}.gguf") for number in range(1, int(part[2]) + 1)]
+
+
 def _first_part(found: list[Path], name: str) -> Path | None:
     """The only file, or the first of parts that are all there."""
     part = _PART.search(found[0].name)
     if part is None:
         return found[0] if len(found) == 1 else None
-    stem, count = found[0].name[: part.start()], int(part[2])
-    wanted = [found[0].with_name(f"{stem}-{number:05}-of-{part[2]}.gguf") for number in range(1, count + 1)]
+    wanted = all_parts(found[0])
     missing = ", ".join(each.name for each in wanted if not each.is_file())
     if missing:
         raise InvalidArgumentError(f"model '{name}': '{found[0].parent}' lacks {missing}")
