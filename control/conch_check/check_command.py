@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from conch.backends import backend_names, load_backend
 from conch.cli.command_parser import CommandParser
@@ -39,7 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         rules = _rules(given)
         with ExitStack() as opened:
-            repositories = [open_repository(name) for name in given.repositories]
+            names = [_repository_of(name, opened) for name in given.repositories]
+            repositories = [open_repository(name) for name in names]
             for repository in repositories:
                 opened.callback(repository.close)
                 repository.check()
@@ -72,7 +74,10 @@ def make_parser() -> CommandParser:
         "repository can't be read",
     )
     parser.add_argument(
-        "repositories", metavar="REPO", nargs="+", help="directory of models, or URL of an object store"
+        "repositories",
+        metavar="REPO",
+        nargs="+",
+        help="directory of models, URL of an object store, or a model's file",
     )
     parser.add_argument(
         "--model", metavar="NAME", action="append", default=[], help="report this model only; may be repeated"
@@ -116,6 +121,18 @@ def _output_of_workers() -> Iterator[None]:
     finally:
         printed.removeHandler(handler)
         printed.setLevel(before)
+
+
+def _repository_of(name: str, opened: ExitStack) -> str:
+    """The repository that an argument names; of a file one with a link to it, as the only file of a model."""
+    file = Path(name)
+    if not file.is_file():
+        return name
+    root = opened.enter_context(TemporaryDirectory(prefix="conch-check-"))
+    version = Path(root, file.stem, "1")
+    version.mkdir(parents=True)
+    (version / f"model{file.suffix}").symlink_to(file.resolve())
+    return root
 
 
 def _rules(given: argparse.Namespace) -> Rules:

@@ -32,6 +32,9 @@ SERVED_NAMES = "served_model_name"
 ADAPTERS = "CONCH_LLM_ADAPTERS"
 """Config parameter: a comma list of the adapters that the model can use by name."""
 
+ADAPTER = "lora_name"
+"""Request parameter, or sampling parameter: name of a LoRA adapter."""
+
 ROUTE = "openai_route"
 """Request parameter: the route, such as ``/v1/chat/completions``."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conch_engines.genai.random_model import write_random_model
+from conch_engines.language.random_model import write_random_model
 from conch_engines.openvino.openvino_engine import import_openvino
 
 _WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")

@@ -53,6 +53,8 @@ FORMATS = (
 _BOOSTER = "model.bst"
 """Name that KServe and MLServer give files of XGBoost and of LightGBM."""
 
+_LLAMA = "llama_cpp"
+
 # Behind Triton's formats, for configs without a backend: these find their files themselves.
 OWN_FORMATS = tuple(
     Format(backend, "", name)
@@ -61,6 +63,7 @@ OWN_FORMATS = tuple(
         "xgboost": ("model.json", "model.ubj", "model.xgb", _BOOSTER),
         "lightgbm": ("model.txt", "lightgbm.txt", _BOOSTER),
         "sklearn": ("model.skops",),
+        _LLAMA: ("model.gguf",),
     }.items()
     for name in names
 )
@@ -237,7 +240,7 @@ def checked_model_file(
 
 def _is_of_trees(entry: Format, version_directory: Path | None) -> bool:
     """False for a file of another content: names such as model.json are used by models of all kinds."""
-    if version_directory is None:
+    if version_directory is None or entry.backend == _LLAMA:
         return True
     try:
         found = identify(version_directory / entry.model_file)

@@ -15,9 +15,9 @@ import numpy as np
 from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.genai_library import genai, openvino
-from conch_engines.genai.grammar_limits import check_limits
-from conch_engines.genai.random_model import write_random_model
-from conch_engines.genai.sampling import Grammar
+from conch_engines.language.grammar_limits import check_limits
+from conch_engines.language.grammars import Grammar
+from conch_engines.language.random_model import write_random_model
 
 _REMEMBERED = 1 << 20  # characters of grammars
 _SHOWN = 300

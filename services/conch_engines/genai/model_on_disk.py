@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch_engines.genai.gguf_file import read_metadata
+from conch_engines.language.gguf_file import read_metadata
 
 T = TypeVar("T", dict[str, Any], list[Any])
 

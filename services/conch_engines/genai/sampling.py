@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError
-from conch_llm.models.model_requests import TextRequest
-
-
-class Grammar(NamedTuple):
-    """Constraint of an answer: ``json_schema``, ``regex`` or ``grammar`` (EBNF), and its text."""
-
-    kind: str
-    text: str
+from conch_engines.language.field_checks import Range, number, switch, whole
+from conch_engines.language.grammars import Grammar, read_grammar
+from conch_llm.models.model_requests import ChatRequest, TextRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +33,22 @@ class Sampling:
     skip_special_tokens: bool = True
 
 
-class _Range(NamedTuple):
-    least: float
-    most: float
-    above: bool = False  # whether the least itself is refused
-
-
 _FLOATS = {
-    "temperature": _Range(0, math.inf),
-    "top_p": _Range(0, 1, above=True),
-    "min_p": _Range(0, 1),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "repetition_penalty": _Range(0, math.inf, above=True),
+    "temperature": Range(0, math.inf),
+    "top_p": Range(0, 1, above=True),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, math.inf, above=True),
 }
 _REFUSED = (
     *("logit_bias", "prompt_logprobs", "bad_words", "allowed_token_ids", "suffix", "use_beam_search"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens"),
-    "chat_template",
+    *("chat_template", "cache_salt", "continue_final_message", "tool_strict_level"),
 )
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GREEDY = 1e-5  # temperatures below are greedy, as in vLLM
 _MOST_SEED = 1 << 63
-_GRAMMARS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "grammar"}
 
 
 def read_sampling(request: TextRequest, own: Mapping[str, Any]) -> Sampling:
@@ -82,9 +69,9 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any]) -> Sampling:
     values: dict[str, Any] = {}
     for name, limits in _FLOATS.items():
         if params.get(name) is not None:
-            values[name] = _number(name, params[name], limits)
+            values[name] = number(name, params[name], limits)
     top_k = params.get("top_k")
-    if top_k is not None and _integer("top_k", top_k, -1) > 0:
+    if top_k is not None and whole("top_k", top_k, -1) > 0:
         values["top_k"] = top_k
     if values.get("temperature", 1.0) < _GREEDY:
         for name in ("temperature", "top_p", "top_k", "min_p"):
@@ -98,8 +85,10 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any]) -> Sampling:
     logprobs, top_logprobs = _logprobs(request, values["do_sample"])
     if logprobs:
         values["logprobs"] = 1
-    grammar = _grammar(asked)
-    skips = _boolean("skip_special_tokens", asked.get("skip_special_tokens"), True)
+    grammar = read_grammar(asked)
+    if grammar is not None:
+        values["ignore_eos"] = False  # behind the end of a grammar the engine goes on with any text
+    skips = switch("skip_special_tokens", asked.get("skip_special_tokens"), True)
     return Sampling(values, grammar, logprobs, top_logprobs, skips)
 
 
@@ -108,8 +97,10 @@ def _refuse_unsupported(request: TextRequest) -> None:
     for name in _REFUSED:
         if asked.get(name) not in (None, False, [], {}, "", 0):
             raise InvalidArgumentError(f"{name}: the engine openvino_genai does not support it")
-    if asked.get("best_of") not in (None, 1):
-        raise InvalidArgumentError("best_of: the engine openvino_genai supports only 1")
+    if asked.get("best_of") not in (None, 1, request.raw.get("n")):
+        raise InvalidArgumentError("best_of: the engine openvino_genai supports only n")
+    if isinstance(request, ChatRequest) and request.raw.get("echo"):
+        raise InvalidArgumentError("echo: is for completions, not for chats")
     if request.lora:
         raise InvalidArgumentError(f"lora_name: the model has no adapter {request.lora!r}")
 
@@ -118,11 +109,15 @@ def _ends(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Config values of the stop conditions, beside the length."""
     values: dict[str, Any] = {}
     if asked.get("min_tokens") is not None:
-        values["min_new_tokens"] = _integer("min_tokens", asked["min_tokens"], 0)
-    values["ignore_eos"] = _boolean("ignore_eos", asked.get("ignore_eos"), False)
+        values["min_new_tokens"] = whole("min_tokens", asked["min_tokens"], 0)
+    values["ignore_eos"] = switch("ignore_eos", asked.get("ignore_eos"), False)
     if stops := asked.get("stop_token_ids"):
         if not isinstance(stops, list) or not all(type(each) is int and each >= 0 for each in stops):
             raise InvalidArgumentError(f"stop_token_ids: must be a list of tokens, not {stops!r}")
+        if values["ignore_eos"]:
+            raise InvalidArgumentError(
+                "stop_token_ids: the engine openvino_genai does not stop at them with ignore_eos"
+            )
         values["stop_token_ids"] = set(stops)
     return values
 
@@ -133,7 +128,7 @@ def _logprobs(request: TextRequest, samples: bool) -> tuple[bool, bool]:
     if asked is None or asked is False:
         return False, False
     name, top = ("top_logprobs", request.params.get("top_logprobs")) if asked is True else ("logprobs", asked)
-    count = 0 if top is None else _integer(name, top, 0)
+    count = 0 if top is None else whole(name, top, 0)
     if count > 1:
         raise InvalidArgumentError(f"{name}: the engine openvino_genai supports at most 1, not {count}")
     if count and samples:
@@ -146,85 +141,3 @@ def _logprobs(request: TextRequest, samples: bool) -> tuple[bool, bool]:
             "echo: the engine openvino_genai has no log probabilities of prompts; leave out echo or logprobs"
         )
     return True, bool(count)
-
-
-def _grammar(asked: Mapping[str, Any]) -> Grammar | None:
-    found = asked.get("structured_outputs")
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except ValueError as error:
-            raise InvalidArgumentError(f"structured_outputs: must be JSON: {error}") from None
-    form = asked.get("response_format")
-    if found is None:
-        return None if form is None else _response_format(form)
-    if not isinstance(found, Mapping):
-        raise InvalidArgumentError("structured_outputs: must be an object")
-    if found.get("json_object"):
-        return Grammar("json_schema", '{"type":"object"}')
-    named = [name for name, value in found.items() if value is not None]
-    if len(named) != 1 or named[0] not in _GRAMMARS:
-        raise InvalidArgumentError(
-            f"structured_outputs: one of json, json_object, regex, choice and grammar is required, not "
-            f"{', '.join(named) or 'none'}"
-        )
-    (name,) = named
-    value = found[name]
-    if name == "json":
-        return Grammar("json_schema", value if isinstance(value, str) else _schema(name, value))
-    if name == "choice":
-        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
-            raise InvalidArgumentError("structured_outputs.choice: must be a list of texts")
-        return Grammar("grammar", "root ::= " + " | ".join(json.dumps(each) for each in value))
-    if not isinstance(value, str):
-        raise InvalidArgumentError(f"structured_outputs.{name}: must be a text")
-    return Grammar(_GRAMMARS[name], value)
-
-
-def _response_format(form: Any) -> Grammar | None:
-    kind = form.get("type") if isinstance(form, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar("json_schema", '{"type":"object"}')
-    if kind == "json_schema":
-        written = form.get("json_schema")
-        schema = written.get("schema") if isinstance(written, Mapping) else None
-        return Grammar("json_schema", _schema("response_format.json_schema.schema", schema))
-    if kind == "regex":
-        pattern = form.get("pattern", form.get("regex"))
-        if isinstance(pattern, str):
-            return Grammar("regex", pattern)
-        raise InvalidArgumentError("response_format.pattern: must be a text")
-    raise InvalidArgumentError(
-        f"response_format.type: must be text, json_object, json_schema or regex, not {kind!r}"
-    )
-
-
-def _schema(name: str, value: Any) -> str:
-    if not isinstance(value, Mapping | bool):
-        raise InvalidArgumentError(f"{name}: must be a JSON schema")
-    return json.dumps(value)
-
-
-def _number(name: str, value: Any, limits: _Range) -> float:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if fits and limits.least <= value <= limits.most and not (limits.above and value == limits.least):
-        return float(value)
-    least = f"above {limits.least}" if limits.above else f"at least {limits.least}"
-    most = "" if limits.most == math.inf else f" and at most {limits.most}"
-    raise InvalidArgumentError(f"{name}: must be a number of {least}{most}, not {value!r}")
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    if type(value) is int and value >= least:
-        return value
-    raise InvalidArgumentError(f"{name}: must be an integer of at least {least}, not {value!r}")
-
-
-def _boolean(name: str, value: Any, default: bool) -> bool:
-    if value is None:
-        return default
-    if isinstance(value, bool):
-        return value
-    raise InvalidArgumentError(f"{name}: must be true or false, not {value!r}")

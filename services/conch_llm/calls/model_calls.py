@@ -47,6 +47,7 @@ from conch_llm.calls.text_request import coded_prompt, logprobs_wanted, text_req
 from conch_llm.calls.vectors import embedding_request, pooled, vector_of
 from conch_llm.capability import Capability, capability
 from conch_llm.contract import (
+    ADAPTER,
     ANSWER_OUTPUT,
     BODY_INPUT,
     CHAT,
@@ -120,7 +121,9 @@ class ModelCalls:
                 await self._send_prompts(sent, can, call)
             else:
                 inputs = _body_inputs(model, call.body)
-                sent.send(inputs, _read_deltas(model), {ROUTE: call.route}, facts=self._facts_of(model, call))
+                asked = {ROUTE: call.route, **({ADAPTER: call.adapter} if call.adapter else {})}
+                priority = call.fields.get("priority", 0)
+                sent.send(inputs, _read_deltas(model), asked, priority, self._facts_of(model, call))
         except BaseException as error:  # raised again
             sent.refuse(error)
             raise

@@ -20,7 +20,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Tensor, brain_floats
 from conch.frontends.http.generate.generate_request import shape_for
 from conch_llm.calls.generation import FieldError, GenerationCall
-from conch_llm.contract import CHAT
+from conch_llm.contract import ADAPTER, CHAT
 
 SAMPLING = "sampling_parameters"
 _INT32 = 2**31 - 1  # the largest token id
@@ -32,7 +32,6 @@ _EXCLUDES = ("exclude_input_in_output", "sampling_param_exclude_input_from_outpu
 _STREAMS = ("stream", "streaming")
 _GUIDE_TYPE = "guided_decoding_guide_type"
 _GUIDE = "guided_decoding_guide"
-_ADAPTER = "lora_name"
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_new_tokens", "request_output_len"),
     "top_p": ("runtime_top_p",),
@@ -228,7 +227,7 @@ class _Mapper:
             _, kind, value = self._guide
             found["structured_outputs"] = json.dumps({kind: value})
         if self._call.adapter:
-            found[_ADAPTER] = self._call.adapter
+            found[ADAPTER] = self._call.adapter
         self._set(self.rules[SAMPLING], [json.dumps(found)], SAMPLING)
 
     def one_by_one(self, choice: int) -> None:
@@ -249,10 +248,10 @@ class _Mapper:
         if self._guide is not None:
             self._guided(*self._guide)
         if call.adapter:
-            if _ADAPTER in self.rules:
-                self._set(self.rules[_ADAPTER], [call.adapter], "model")
+            if ADAPTER in self.rules:
+                self._set(self.rules[ADAPTER], [call.adapter], "model")
             else:
-                self.made.parameters[_ADAPTER] = call.adapter
+                self.made.parameters[ADAPTER] = call.adapter
 
     def common(self) -> None:
         """Fills what both forms have."""

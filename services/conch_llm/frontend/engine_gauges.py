@@ -24,8 +24,12 @@ _WAITING = Family(
 _RUNNING = Family("conch_llm_running_requests", "gauge", "Requests that the model or its engine runs")
 _KV_USAGE = Family("conch_llm_kv_cache_usage_ratio", "gauge", "Used share of the engine's KV cache, 0 to 1")
 
-_ENGINE_WAITING = ("vllm:num_requests_waiting",)
-_ENGINE_RUNNING = ("vllm:num_requests_running", "openvino_genai:num_requests_running")
+_ENGINE_WAITING = ("vllm:num_requests_waiting", "llama_cpp:num_requests_waiting")
+_ENGINE_RUNNING = (
+    "vllm:num_requests_running",
+    "openvino_genai:num_requests_running",
+    "llama_cpp:num_requests_running",
+)
 _ENGINE_KV_USAGE = ("vllm:kv_cache_usage_perc", "openvino_genai:kv_cache_usage_perc")
 
 

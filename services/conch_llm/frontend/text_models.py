@@ -163,6 +163,7 @@ class TextModels:
             stop=fields.get("stop", ()),
             include_stop=fields.get("include_stop_str_in_output", False),
             index=index,
+            hides_reasoning=fields.get("include_reasoning") is False,
         )
 
     def _calls_in(self, model: Servable, fields: Mapping[str, Any]) -> ToolCallParser | None:

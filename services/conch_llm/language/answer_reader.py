@@ -22,6 +22,7 @@ class AnswerReader:
         stop: Stop strings, if the model does not know them.
         include_stop: True if the text ends with the stop string.
         index: The choice of the delta that `end` adds.
+        hides_reasoning: True if reasoning is left out.
     """
 
     def __init__(
@@ -32,13 +33,15 @@ class AnswerReader:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         index: int = 0,
+        hides_reasoning: bool = False,
     ) -> None:
         self._tools = tool_parser
         self._reasoning = reasoning
         self._stop = StopStrings(stop, include_stop) if stop else None
         self._index = index
         self._ended = False
-        self._passes = not (tool_parser or reasoning or stop)
+        self._hides = hides_reasoning
+        self._passes = not (tool_parser or reasoning or stop or hides_reasoning)
 
     @property
     def ended(self) -> bool:
@@ -91,7 +94,7 @@ class AnswerReader:
         return replace(
             delta,
             text=text,
-            reasoning=reasoning,
+            reasoning="" if self._hides else reasoning,
             tool_calls=calls or (),
             finish_reason=finish,
             stop_reason=stop_reason,

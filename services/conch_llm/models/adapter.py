@@ -17,6 +17,7 @@ from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch_llm.contract import (
+    ADAPTER,
     ANSWER_OUTPUT,
     BODY_INPUT,
     CHAT,
@@ -33,7 +34,6 @@ from conch_llm.models.answer_parsers import Parsers, Reading, check_form, read_c
 from conch_llm.models.answers import DeltaForm, Form, ModelAnswer, TensorForm, text_response
 from conch_llm.models.method_calls import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
-    ADAPTER,
     Body,
     ChatRequest,
     CompletionRequest,

@@ -87,6 +87,7 @@ class Reading:
             stop=asked.stop,
             include_stop=asked.params.get("include_stop_str_in_output") is True,
             index=index,
+            hides_reasoning=asked.params.get("include_reasoning") is False,
         )
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
-
-ADAPTER = "lora_name"
-"""Request parameter, or sampling parameter: name of a LoRA adapter."""
+from conch_llm.contract import ADAPTER
 
 _MOST_CHOICES = 128
 _READ = frozenset(

@@ -15,7 +15,7 @@ import conch.testing
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
-from conch_engines.genai.random_model import CONTEXT
+from conch_engines.language.random_model import CONTEXT
 
 pytest.importorskip("conch_engines.genai.genai_library")
 TOOL = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conch.core.errors import InvalidArgumentError
-from conch_engines.genai.grammar_limits import check_limits
-from conch_engines.genai.sampling import Grammar
+from conch_engines.language.grammar_limits import check_limits
+from conch_engines.language.grammars import Grammar
 
 
 def nested(depth: int) -> Any:

@@ -12,7 +12,7 @@ import re
 from typing import Any, Final
 
 from conch.core.errors import InvalidArgumentError
-from conch_engines.genai.sampling import Grammar
+from conch_engines.language.grammars import Grammar
 
 MOST_CHARACTERS: Final = {"regex": 4096, "json_schema": 16384, "grammar": 8192}
 MOST_EXPANDED: Final = 65536

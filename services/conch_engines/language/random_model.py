@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conch_engines.genai.gguf_file import write_gguf
+from conch_engines.language.gguf_file import write_gguf
 
 CONTEXT = 2048
 _WIDTH, _LAYERS, _HEADS, _INNER = 64, 2, 4, 128
@@ -21,6 +21,11 @@ _TEMPLATE = (
 
 def write_random_model(path: Path, seed: int = 7) -> None:
     """Writes the model as a GGUF file of 240 KB."""
+    write_gguf(path, *random_parts(seed))
+
+
+def random_parts(seed: int = 7) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's metadata, and its tensors as arrays of float16 and float32."""
     tokens = [*_SPECIAL, *_byte_characters(), *(merge.replace(" ", "") for merge in _MERGES)]
     metadata = {
         "general.architecture": "llama",
@@ -47,7 +52,7 @@ def write_random_model(path: Path, seed: int = 7) -> None:
         "tokenizer.ggml.padding_token_id": 2,
         "tokenizer.chat_template": _TEMPLATE,
     }
-    write_gguf(path, metadata, _tensors(len(tokens), np.random.default_rng(seed)))
+    return metadata, _tensors(len(tokens), np.random.default_rng(seed))
 
 
 def _tensors(vocabulary: int, random: np.random.Generator) -> dict[str, Any]:

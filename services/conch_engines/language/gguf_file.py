@@ -14,6 +14,7 @@ _ALIGNMENT = 32
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _MOST_KEYS = 65536
+_MOST_DIMENSIONS = 8
 _MOST_BYTES = 1 << 26  # of one string or array: vocabularies have a few MB
 
 
@@ -25,15 +26,48 @@ def read_metadata(path: Path) -> dict[str, Any]:
         OSError: It can't be read.
     """
     with path.open("rb") as file:
-        if file.read(4) != _MAGIC:
-            raise ValueError("it does not begin with 'GGUF'")
+        metadata, _ = _read_head(file)
+    return metadata
+
+
+def read_layout(path: Path) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]], int]:
+    """As `read_metadata`, and the name, shape, kind and offset of each tensor, and where they end.
+
+    Raises:
+        ValueError: The file is no GGUF file, or is cut.
+        OSError: It can't be read.
+    """
+    with path.open("rb") as file:
+        metadata, count = _read_head(file)
+        if count > _MOST_KEYS:
+            raise ValueError(f"it has {count} tensors, which is not supported")
         try:
-            version, _, count = _unpack(file, "IQQ")
-            if version not in (2, 3) or count > _MOST_KEYS:
-                raise ValueError(f"it has version {version} and {count} keys, which is not supported")
-            return dict(_read_entry(file) for _ in range(count))
+            return metadata, [_read_tensor(file) for _ in range(count)], file.tell()
         except struct.error:
             raise ValueError("it is cut") from None
+
+
+def _read_head(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The values of a file, and the number of its tensors."""
+    if file.read(4) != _MAGIC:
+        raise ValueError("it does not begin with 'GGUF'")
+    try:
+        version, tensors, count = _unpack(file, "IQQ")
+        if version not in (2, 3) or count > _MOST_KEYS:
+            raise ValueError(f"it has version {version} and {count} keys, which is not supported")
+        return dict(_read_entry(file) for _ in range(count)), tensors
+    except struct.error:
+        raise ValueError("it is cut") from None
+
+
+def _read_tensor(file: BinaryIO) -> tuple[str, tuple[int, ...], int, int]:
+    name = _read_value(file, _STRING)
+    (dimensions,) = _unpack(file, "I")
+    if dimensions > _MOST_DIMENSIONS:
+        raise ValueError(f"its tensor '{name}' has {dimensions} dimensions")
+    shape = _unpack(file, f"{dimensions}Q")
+    kind, offset = _unpack(file, "IQ")
+    return name, shape, kind, offset
 
 
 def _unpack(file: BinaryIO, layout: str) -> Any:
