@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 INPUT = "input"
 PREDICT = "predict"
 PREDICT_PROBA = "predict_proba"
+TRANSFORM = "transform"
 MARGIN = "margin"
 LEAF = "leaf"
 CONTRIBUTIONS = "contributions"
@@ -129,7 +130,9 @@ class NamedOutputsBackend(Backend):
         names = [each.get("name", "") for each in config.get("input") or ()]
         signature = offer.signature(dict.fromkeys(names, ""), {})
         complete_tensors(config, "input", (*signature.inputs, *signature.initialized), offer.widths(names))
-        by_default = [name for name in (PREDICT, PREDICT_PROBA) if name in offer.outputs]
+        by_default = [name for name in offer.outputs if name.startswith(PREDICT)]
+        if not by_default and TRANSFORM in offer.outputs:
+            by_default = [TRANSFORM]
         complete_tensors(config, "output", signature.outputs, by_default)
         return config
 
