@@ -61,6 +61,7 @@ OWN_FORMATS = tuple(
         "xgboost": ("model.json", "model.ubj", "model.xgb", _BOOSTER),
         "lightgbm": ("model.txt", "lightgbm.txt", _BOOSTER),
         "sklearn": ("model.skops",),
+        "catboost": ("model.cbm",),
     }.items()
     for name in names
 )
