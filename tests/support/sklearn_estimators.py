@@ -152,7 +152,9 @@ def values() -> Array:
 
 
 def _two_classes() -> Array:
-    return np.array(["no", "yes"])[(_score() > 2).astype(int)]
+    names = np.array(["no", "yes"])
+    found: Array = names[(_score() > 2).astype(int)]
+    return found
 
 
 def _two_values() -> Array:

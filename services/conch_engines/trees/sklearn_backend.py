@@ -58,6 +58,9 @@ class SklearnBackend(NamedOutputsBackend):
         # Imported late, and here so that a missing package is an error of the backend.
         import skops.io  # noqa: F401
 
+        # Rows of numbers are in the order of the training, whatever its DataFrame called them.
+        warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+
     def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
         """Opens the estimator and computes one row, as estimators do not say what they return."""
         from sklearn.exceptions import NotFittedError
