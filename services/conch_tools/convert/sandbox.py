@@ -146,49 +146,61 @@ def _restrict_files(libc: ctypes.CDLL, abi: int) -> None:
 
 def _filter_calls() -> None:
     """Loads the seccomp filter into the kernel."""
-    try:
-        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    except OSError as error:
-        raise MissingError(
-            "libseccomp.so.2 can't be loaded, which makes the filter of system calls; install it, as "
-            f"`apt install libseccomp2` does: {error}"
-        ) from None
-    library.seccomp_init.restype = ctypes.c_void_p
-    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
+    calls = _CallFilter()
+    for name in _REFUSED:
+        calls.refuse(name)
+    for number in _REFUSED_NUMBERS:
+        calls.refuse_number(number, errno.EPERM)
+    for name in _ABSENT:
+        calls.refuse(name, reason=errno.ENOSYS)
+    for number in range(_LAST_KNOWN + 1, _END):
+        calls.refuse_number(number, errno.ENOSYS)
+    for name, place in (("open", 1), ("openat", 2)):
+        for compare in _opens_for_writing(place):
+            calls.refuse(name, compare)
+    for flag in _NEW_NAMESPACES:
+        calls.refuse("clone", _Compare(0, _MASKED_EQ, flag, flag))
+    calls.refuse("tgkill", _Compare(0, _NE, os.getpid(), 0))
+    calls.refuse("prlimit64", _Compare(0, _NE, 0, 0))
+    calls.load()
 
-    def refuse(call: int, reason: int, *compares: _Compare) -> None:
+
+class _CallFilter:
+    """A filter of libseccomp."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+        except OSError as error:
+            raise MissingError(
+                "libseccomp.so.2 can't be loaded, which makes the filter of system calls; install it, as "
+                f"`apt install libseccomp2` does: {error}"
+            ) from None
+        self._library.seccomp_init.restype = ctypes.c_void_p
+        self._context = ctypes.c_void_p(self._library.seccomp_init(ctypes.c_uint32(_ALLOW)))
+
+    def refuse(self, name: str, *compares: _Compare, reason: int = errno.EPERM) -> None:
+        """Refuses a call whose arguments compare so, if this processor has the call."""
+        number = self._library.seccomp_syscall_resolve_name(name.encode())
+        if number >= 0:
+            self.refuse_number(number, reason, *compares)
+
+    def refuse_number(self, number: int, reason: int, *compares: _Compare) -> None:
+        """Refuses a call by its number."""
         array = (_Compare * len(compares))(*compares)
-        code = library.seccomp_rule_add_array(
-            context, ctypes.c_uint32(_ERRNO | reason), call, ctypes.c_uint(len(compares)), array
+        action = ctypes.c_uint32(_ERRNO | reason)
+        code = self._library.seccomp_rule_add_array(
+            self._context, action, number, ctypes.c_uint(len(compares)), array
         )
         if code:
-            raise MissingError(f"libseccomp refuses a rule of system call {call}: {os.strerror(-code)}")
+            raise MissingError(f"libseccomp refuses a rule of system call {number}: {os.strerror(-code)}")
 
-    def number(name: str) -> int:
-        found: int = library.seccomp_syscall_resolve_name(name.encode())
-        return found
-
-    for name in _REFUSED:
-        # Numbers below zero are of calls that this processor does not have.
-        if (call := number(name)) >= 0:
-            refuse(call, errno.EPERM)
-    for call in _REFUSED_NUMBERS:
-        refuse(call, errno.EPERM)
-    for call in (*(number(name) for name in _ABSENT), *range(_LAST_KNOWN + 1, _END)):
-        if call >= 0:
-            refuse(call, errno.ENOSYS)
-    for name, place in (("open", 1), ("openat", 2)):
-        if (call := number(name)) >= 0:
-            for compare in _opens_for_writing(place):
-                refuse(call, errno.EPERM, compare)
-    for flag in _NEW_NAMESPACES:
-        refuse(number("clone"), errno.EPERM, _Compare(0, _MASKED_EQ, flag, flag))
-    refuse(number("tgkill"), errno.EPERM, _Compare(0, _NE, os.getpid(), 0))
-    refuse(number("prlimit64"), errno.EPERM, _Compare(0, _NE, 0, 0))
-    code = library.seccomp_load(context)
-    if code:
-        raise MissingError(f"the kernel refuses a seccomp filter: {os.strerror(-code)}")
-    library.seccomp_release(context)
+    def load(self) -> None:
+        """Gives the filter to the kernel, for good."""
+        code = self._library.seccomp_load(self._context)
+        if code:
+            raise MissingError(f"the kernel refuses a seccomp filter: {os.strerror(-code)}")
+        self._library.seccomp_release(self._context)
 
 
 def _opens_for_writing(place: int) -> Iterator[_Compare]:

@@ -1,4 +1,4 @@
-"""Runs jobs about a pickle in the sandbox, and takes their answers from a pipe: nothing of them is unpickled."""
+"""Runs jobs about a pickle in the sandbox, and takes their answers from a pipe, without unpickling any."""
 
 from __future__ import annotations
 
