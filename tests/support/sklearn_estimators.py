@@ -372,7 +372,7 @@ def _pipelines() -> dict[str, Callable[[], Any]]:
     from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
     from sklearn.impute import KNNImputer, SimpleImputer
     from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.model_selection import FixedThresholdClassifier
+    from sklearn.model_selection import FixedThresholdClassifier, StratifiedKFold
     from sklearn.multioutput import MultiOutputClassifier
     from sklearn.pipeline import make_pipeline, make_union
     from sklearn.preprocessing import (
@@ -402,7 +402,8 @@ def _pipelines() -> dict[str, Callable[[], Any]]:
             by_columns(text=TfidfVectorizer(), word=one_hot), LogisticRegression()
         ),
         "columns: hashed texts, target encoder": lambda: make_pipeline(
-            by_columns(text=HashingVectorizer(n_features=16), word=TargetEncoder(cv=2)), LogisticRegression()
+            by_columns(text=HashingVectorizer(n_features=16), word=TargetEncoder(cv=StratifiedKFold(2))),
+            LogisticRegression(),
         ),
         "columns: words filled, boosting": lambda: make_pipeline(
             make_column_transformer((OrdinalEncoder(), ["word"]), (KNNImputer(), ["gaps", "size"])),

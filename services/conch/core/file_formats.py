@@ -55,8 +55,8 @@ TORCH_SAVE = FileFormat(
 PICKLE = FileFormat(
     "pickle",
     "a Python pickle, which can run any code when it is loaded",
-    "convert it where you trust it: scikit-learn models with skops.io.dump or to ONNX, tree models with "
-    "treelite.Model.serialize, PyTorch models with torch.export.save",
+    "`conch convert` makes a model of one of scikit-learn or of a booster; save PyTorch models with "
+    "torch.export.save",
 )
 _PICKLES = (".joblib", ".pickle", ".pkl")
 ONNX = _served("onnx", "an ONNX model", 'backend "onnxruntime" or "openvino"')

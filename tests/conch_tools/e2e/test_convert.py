@@ -134,11 +134,18 @@ def convert(*arguments: str | Path) -> int:
         (Doing(os.system, "touch ran; sleep 600 & sleep 600"), "reading it took more than 3 s"),
         (Doing(os._exit, 0), "the process that reads the pickle has ended without an answer"),
         (Doing(os.write, 2, b"\x1b[2J"), "holds a builtins.int, which has no 'predict'"),
-        (Doing(exec, "import sys; print('ä\x1b[2J', file=sys.stderr); sys.exit(3)"), "without an answer: ä[2J"),
+        (
+            Doing(exec, "import sys; print('ä\x1b[2J', file=sys.stderr); sys.exit(3)"),
+            "without an answer: ä[2J",
+        ),
     ],
 )
 def test_pickles_that_do_something_else(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doing: Doing, text: str
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    doing: Doing,
+    text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     call, arguments = doing.__reduce__()
@@ -200,7 +207,9 @@ def test_types_of_the_user_need_trust(tmp_path: Path, capsys: pytest.CaptureFixt
 
     ridge = trained("Ridge")
     booster = lightgbm.LGBMRegressor(n_estimators=2, verbose=-1, n_jobs=1)
-    joblib.dump(make_pipeline(StandardScaler(), booster).fit(ridge.rows, ridge.rows[:, 0]), tmp_path / "m.pkl")
+    joblib.dump(
+        make_pipeline(StandardScaler(), booster).fit(ridge.rows, ridge.rows[:, 0]), tmp_path / "m.pkl"
+    )
     out = tmp_path / "models" / "m"
     assert convert(tmp_path / "m.pkl", "--out", out) == 2
     said = capsys.readouterr().err
