@@ -26,8 +26,8 @@ by [backend sklearn](trees.md#backends-xgboost-lightgbm-and-sklearn). A test rep
 answers with the library's own, with a tolerance of 1e-12. Estimators with `apply` have `leaf` too.
 
 An estimator with \\* is made of types that skops does not trust, and that
-[run no code](trees.md#types-in-skops-files): conch loads them. None needs `CONCH_TRUSTED_TYPES`; functions and
-classes of your own do.
+[run no code](trees.md#types-in-skops-files): conch loads them. None needs `CONCH_TRUSTED_TYPES`; functions
+and classes of your own do.
 
 | input | outputs | estimators |
 |---|---|---|

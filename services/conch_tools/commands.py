@@ -25,7 +25,7 @@ DUMP = Command(
 )
 CONVERT = Command(
     "conch_tools.convert.convert_command",
-    "MODEL.joblib",
+    "PICKLE",
     "convert a pickle, read without rights, and compare what is served with it",
     True,
     after="new",
