@@ -47,6 +47,7 @@ IMPORTS = {
     "airflow-provider-conch": "airflow_provider_conch",
     "azure": "azure.storage.blob, azure.identity",
     "cache": "blake3",
+    "catboost": "catboost, pandas",
     "client": "tritonclient.grpc, tritonclient.http",
     "demo": "onnxruntime, PIL, tritonclient.grpc",
     "examples": "onnx, PIL, sklearn, tritonclient.grpc",

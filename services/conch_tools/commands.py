@@ -23,12 +23,19 @@ DUMP = Command(
     "write the stacks of all threads of a running server",
     after="health",
 )
+CONVERT = Command(
+    "conch_tools.convert.convert_command",
+    "PICKLE",
+    "convert a pickle, read without rights, and compare what is served with it",
+    True,
+    after="new",
+)
 OPTIMIZE = Command(
     "conch_tools.optimize.optimize_command",
     "SOURCE -o DIR",
     "convert a model, check and measure the results, and make a repository of the best",
     True,
-    after="new",
+    after="convert",
 )
 TUNE = Command(
     "conch_tools.tune_command",

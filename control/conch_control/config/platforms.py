@@ -64,6 +64,7 @@ OWN_FORMATS = tuple(
         "lightgbm": ("model.txt", "lightgbm.txt", _BOOSTER),
         "sklearn": ("model.skops",),
         _LLAMA: ("model.gguf",),
+        "catboost": ("model.cbm",),
     }.items()
     for name in names
 )

@@ -55,8 +55,8 @@ TORCH_SAVE = FileFormat(
 PICKLE = FileFormat(
     "pickle",
     "a Python pickle, which can run any code when it is loaded",
-    "convert it where you trust it: scikit-learn models with skops.io.dump or to ONNX, tree models with "
-    "treelite.Model.serialize, PyTorch models with torch.export.save",
+    "`conch convert` makes a model of one of scikit-learn or of a booster; save PyTorch models with "
+    "torch.export.save",
 )
 _PICKLES = (".joblib", ".pickle", ".pkl")
 ONNX = _served("onnx", "an ONNX model", 'backend "onnxruntime" or "openvino"')
@@ -76,12 +76,10 @@ XGBOOST_BINARY = _served(
 LIGHTGBM = _served("lightgbm", "a LightGBM model", 'backend "fil" with model_type "lightgbm"')
 TREELITE = _served("treelite", "a treelite checkpoint", 'backend "fil" with model_type "treelite_checkpoint"')
 SKOPS = _served("skops", "a scikit-learn model saved by skops", 'backend "sklearn"')
-TREE_FORMATS = frozenset({XGBOOST_JSON, XGBOOST_UBJ, XGBOOST_BINARY, LIGHTGBM, TREELITE, SKOPS})
+CATBOOST = _served("catboost", "a CatBoost model", 'backend "catboost"')
+TREE_FORMATS = frozenset({XGBOOST_JSON, XGBOOST_UBJ, XGBOOST_BINARY, LIGHTGBM, TREELITE, SKOPS, CATBOOST})
 """Formats of the backends of trees and of scikit-learn."""
 
-CATBOOST = FileFormat(
-    "catboost", "a CatBoost model", "save it with save_model(..., format='onnx') for backend \"onnxruntime\""
-)
 SAFETENSORS = FileFormat(
     "safetensors",
     "a safetensors file, which holds weights without a model",

@@ -26,7 +26,7 @@ from conch_engines.trees import fil_parameters
 from conch_engines.trees.boosters import Contributions, has_contributions, open_contributions
 from conch_engines.trees.fil_parameters import FilParameters, read_parameters, warn_of_removed
 from conch_engines.trees.forest import Forest, Gtil, TreeliteEngine
-from conch_engines.trees.model_files import FILE_NAMES, OF_XGBOOST, find_model, text_of, wrong_kind
+from conch_engines.trees.model_files import CATBOOST, FILE_NAMES, OF_XGBOOST, find_model, text_of, wrong_kind
 from conch_engines.trees.shared_model import (
     SharedFunction,
     SharedModel,
@@ -216,6 +216,8 @@ def _find(directory: Path, file_name: str, parameters: Mapping[str, str], model:
     wanted = fil_parameters.model_type(parameters)
     given = fil_parameters.MODEL_TYPE in parameters
     path, kind = find_model(directory, file_name, (wanted,) if given else tuple(FILE_NAMES), model)
+    if kind == CATBOOST:
+        raise wrong_kind(path, kind, model, 'which treelite does not read; serve it with backend "catboost"')
     if given and kind != wanted and not {kind, wanted} <= OF_XGBOOST:
         raise wrong_kind(
             path,

@@ -23,6 +23,7 @@ XGBOOST_UBJ = "xgboost_ubj"
 LIGHTGBM = "lightgbm"
 CHECKPOINT = "treelite_checkpoint"
 SKLEARN = "sklearn"
+CATBOOST = "catboost"
 
 FILE_NAMES = {
     XGBOOST: "xgboost.model",
@@ -31,8 +32,9 @@ FILE_NAMES = {
     LIGHTGBM: "model.txt",
     CHECKPOINT: "checkpoint.tl",
     SKLEARN: "model.skops",
+    CATBOOST: "model.cbm",
 }
-"""Default file by model type. The types are Triton's, and ``sklearn``."""
+"""Default file by model type. The types are Triton's, ``sklearn`` and ``catboost``."""
 
 OF_XGBOOST = frozenset({XGBOOST, XGBOOST_JSON, XGBOOST_UBJ})
 """Types of XGBoost, any of which a file may have: XGBoost 3.1 writes UBJSON to all names but ``.json``."""
@@ -44,8 +46,9 @@ _FORMATS = {
     LIGHTGBM: file_formats.LIGHTGBM,
     CHECKPOINT: file_formats.TREELITE,
     SKLEARN: file_formats.SKOPS,
+    CATBOOST: file_formats.CATBOOST,
 }
-_REFUSED_SUFFIXES = (".cbm", ".joblib", ".pickle", ".pkl")
+_REFUSED_SUFFIXES = (".joblib", ".pickle", ".pkl")
 
 
 class DamagedError(ValueError):
@@ -103,6 +106,11 @@ def unreadable(path: Path, kind: str, model: str, reason: str) -> InternalError:
 def text_of(kind: str) -> str:
     """Description of a file's type, with its article, for error texts."""
     return _FORMATS[kind].what
+
+
+def hint_of(kind: str) -> str:
+    """The backend that serves a file of a type, for error texts."""
+    return _FORMATS[kind].advice
 
 
 TRUSTED_TYPES = "CONCH_TRUSTED_TYPES"

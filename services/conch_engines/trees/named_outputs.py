@@ -21,7 +21,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_engines.model_config import parameter_texts
 from conch_engines.trees.fil_parameters import CPU_THREADS, cpu_threads
-from conch_engines.trees.model_files import find_model, wrong_kind
+from conch_engines.trees.model_files import find_model, hint_of, wrong_kind
 from conch_engines.trees.shared_model import (
     SharedFunction,
     SharedModel,
@@ -35,11 +35,13 @@ log = logging.getLogger(__name__)
 INPUT = "input"
 PREDICT = "predict"
 PREDICT_PROBA = "predict_proba"
+TRANSFORM = "transform"
 MARGIN = "margin"
 LEAF = "leaf"
 CONTRIBUTIONS = "contributions"
 
 _FLOATS = ("FP32", "FP64")
+_TEXTS = frozenset({"BYTES"})
 _DATATYPES = frozenset({"FP32", "FP64", "INT32", "INT64", "BOOL", "BYTES"})
 
 
@@ -54,6 +56,7 @@ class Offer:
         optional: Datatype and dims per row of inputs that a config may add, by name.
         columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
         rows: True if the columns may come as rows of one input.
+        text_datatypes: Datatypes that a config may give columns of texts, by name; BYTES for all others.
         iterations: Iterations of a booster that are used; 0 for all.
         warnings: Choices that the config leaves open.
     """
@@ -64,6 +67,7 @@ class Offer:
     optional: Mapping[str, tuple[str, tuple[int, ...]]]
     columns: Mapping[str, str] = field(default_factory=dict)
     rows: bool = True
+    text_datatypes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     iterations: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -76,7 +80,7 @@ class Offer:
     def signature(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Signature:
         """Tensors of the model, for the datatypes of a config."""
         offered = {
-            name: (_chosen(inputs, name, self.columns[name], _DATATYPES), (1,))
+            name: (_chosen(inputs, name, self.columns[name], self._column_datatypes(name)), (1,))
             if name in self.columns
             else (_chosen(inputs, name, self.datatype, _FLOATS), (width,))
             for name, width in self.widths(inputs).items()
@@ -86,6 +90,10 @@ class Offer:
             for name, (datatype, dims) in self.outputs.items()
         }
         return Signature(tuple(_tensors(offered)), tuple(_tensors(results)), tuple(_tensors(self.optional)))
+
+    def _column_datatypes(self, name: str) -> frozenset[str]:
+        # A number in place of a text is an unknown category without an error.
+        return self.text_datatypes.get(name, _TEXTS) if self.columns[name] == "BYTES" else _DATATYPES
 
 
 class NamedFunction(Protocol):
@@ -129,7 +137,9 @@ class NamedOutputsBackend(Backend):
         names = [each.get("name", "") for each in config.get("input") or ()]
         signature = offer.signature(dict.fromkeys(names, ""), {})
         complete_tensors(config, "input", (*signature.inputs, *signature.initialized), offer.widths(names))
-        by_default = [name for name in (PREDICT, PREDICT_PROBA) if name in offer.outputs]
+        by_default = [name for name in offer.outputs if name.startswith(PREDICT)]
+        if not by_default and TRANSFORM in offer.outputs:
+            by_default = [TRANSFORM]
         complete_tensors(config, "output", signature.outputs, by_default)
         return config
 
@@ -158,9 +168,7 @@ class NamedOutputsBackend(Backend):
     def _find(self, directory: Path, file_name: str, model: str) -> tuple[Path, str]:
         path, kind = find_model(directory, file_name, self.kinds, model, self.file_names)
         if kind not in self.kinds:
-            raise wrong_kind(
-                path, kind, model, "which another backend serves; backend 'fil' reads all of them"
-            )
+            raise wrong_kind(path, kind, model, f"which another backend serves: {hint_of(kind)}")
         return path, kind
 
 

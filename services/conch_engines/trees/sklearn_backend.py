@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from conch_engines.trees.named_outputs import (
     MARGIN,
     PREDICT,
     PREDICT_PROBA,
+    TRANSFORM,
     NamedFunction,
     NamedOutputsBackend,
     Offer,
@@ -28,17 +30,26 @@ from conch_engines.trees.named_outputs import (
 
 log = logging.getLogger(__name__)
 
-_METHODS = {PREDICT: "predict", PREDICT_PROBA: "predict_proba", MARGIN: "decision_function", LEAF: "apply"}
+_METHODS = {
+    PREDICT: "predict",
+    PREDICT_PROBA: "predict_proba",
+    TRANSFORM: "transform",
+    MARGIN: "decision_function",
+    LEAF: "apply",
+}
 _DATATYPES = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": "BYTES", "S": "BYTES", "O": "BYTES"}
 """Datatype of results by numpy's kind."""
 _DTYPES = {"FP64": np.float64, "INT64": np.int64, "BOOL": np.bool_}
+_WIDEST = 1 << 16
+"""Columns of a sparse result up to which it is an output, as answers hold the zeros too."""
+_OF_SETS = ("MultiLabelBinarizer",)
+"""Transformers that would take a text as the set of its letters."""
 
-
-_TEXT = np.array(["text"], object)
+Outputs = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class SklearnBackend(NamedOutputsBackend):
-    """Estimators with a ``predict``."""
+    """Fitted estimators with a ``predict``, ``predict_proba`` or ``transform``."""
 
     kinds = (SKLEARN,)
     parameters = (CPU_THREADS, TRUSTED_TYPES)
@@ -47,41 +58,38 @@ class SklearnBackend(NamedOutputsBackend):
         # Imported late, and here so that a missing package is an error of the backend.
         import skops.io  # noqa: F401
 
+        # Rows of numbers are in the order of the training, whatever its DataFrame called them.
+        warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+
     def describe(self, path: Path, kind: str, model: str, parameters: Mapping[str, str]) -> Offer:
-        """Opens the estimator and predicts a row of zeros, as estimators do not say what they return."""
+        """Opens the estimator and computes one row, as estimators do not say what they return."""
+        from sklearn.exceptions import NotFittedError
+
         estimator = open_estimator(path, model, parameters.get(TRUSTED_TYPES, ""))
-        features = getattr(estimator, "n_features_in_", None)
-        # Vectorizers of texts count no features.
-        by_texts = features is None and hasattr(estimator, "predict") and _predicts(estimator, _TEXT)
-        if not hasattr(estimator, "predict") or (features is None and not by_texts):
+        functions = _functions(estimator)
+        refused = f"unable to load model '{model}': {type(estimator).__name__} of '{path}'"
+        main = next((name for name in (PREDICT, PREDICT_PROBA, TRANSFORM) if name in functions), None)
+        if main is None:
             raise InvalidArgumentError(
-                f"unable to load model '{model}': {type(estimator).__name__} of '{path}' is not fitted, has "
-                f"no 'predict', or takes neither rows of numbers nor texts"
+                f"{refused} has no 'predict', 'predict_proba' or 'transform' that new rows could be given to"
             )
-        features = 1 if features is None else int(features)
-        values = _column_values(estimator)
-        columns = {name: _DATATYPES[np.asarray(value).dtype.kind] for name, value in values.items()}
-        rows: Any = _TEXT if by_texts else np.zeros((1, features))
-        by_rows = not values or _predicts(estimator, rows)
-        if not by_rows:
-            rows = _frame({name: np.array([value]) for name, value in values.items()}, model)
-        outputs: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for name, function in _functions(estimator).items():
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of rows without the names of a DataFrame
-                    array = np.asarray(function(rows))
-            except Exception as error:  # of the user's estimator
-                if name == PREDICT:
-                    what = f"{features} numbers" if by_rows else f"the columns {', '.join(columns)}"
-                    raise InvalidArgumentError(
-                        f"unable to load model '{model}': {type(estimator).__name__} of '{path}' can't "
-                        f"predict a row of {what}: {error}"
-                    ) from error
-                continue  # such as probabilities of a model trained without them
-            if len(array) == 1 and array.dtype.kind in _DATATYPES:
-                outputs[name] = _DATATYPES[array.dtype.kind], (max(array.size, 1),)
-        return Offer(features, "BYTES" if by_texts else "FP64", outputs, {}, columns, by_rows)
+        if type(estimator).__name__ in _OF_SETS:
+            raise InvalidArgumentError(f"{refused} takes sets, of which no tensor is made")
+        failures = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows without the names of a DataFrame
+            for what, offer, rows in _trials(estimator, model):
+                try:
+                    _computed(functions[main], rows)
+                except NotFittedError as error:
+                    raise InvalidArgumentError(f"{refused} is not fitted") from error
+                except Exception as error:  # of the user's estimator
+                    failures.append(f"{what}: {error}")
+                    continue
+                return replace(offer, outputs=_outputs(functions, rows))
+        raise InvalidArgumentError(
+            f"{refused} can't {_METHODS[main].replace('_', ' ')} a row of {'; nor of '.join(failures)}"
+        )
 
     def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the estimator with one thread: instances share the cores, and joblib's pools are slow."""
@@ -90,31 +98,109 @@ class SklearnBackend(NamedOutputsBackend):
             log.warning("model '%s': its config trusts types that could run code: %s", spec.name, trusted)
         estimator = open_estimator(path, spec.name, trusted)
         _set_single_thread(estimator, set())
-        return _SklearnFunction(_functions(estimator), offer, spec.name)
+        return _SklearnFunction(estimator, offer, spec.name)
 
 
 class _SklearnFunction:
-    def __init__(self, functions: dict[str, Callable[[Any], Any]], offer: Offer, model: str) -> None:
-        self._functions = functions
+    def __init__(self, estimator: Any, offer: Offer, model: str) -> None:
+        self._functions = _functions(estimator)
         self._columns = tuple(offer.columns)
-        self._by_texts = offer.datatype == "BYTES"
+        self._named = hasattr(estimator, "feature_names_in_")
+        self._flat = _features(estimator) is None
         self._model = model
         self._datatypes = {name: datatype for name, (datatype, _) in offer.outputs.items()}
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         rows: Any = inputs.get(INPUT)
         if rows is None or INPUT in self._columns:
-            rows = _frame({name: _column(inputs[name]) for name in self._columns}, self._model)
-        elif self._by_texts:
+            columns = {name: _column(inputs[name]) for name in self._columns}
+            rows = _table(columns, self._named, self._model)
+        elif self._flat:
             rows = _column(rows)
-        return {
-            name: _converted(self._functions[name](rows), self._datatypes[name]).reshape(len(rows), -1)
-            for name in outputs
-        }
+        elif rows.dtype.kind == "O":
+            rows = _decoded(rows)
+        found: dict[str, Array] = {}
+        for method, function in self._functions.items():
+            wanted = [name for name in outputs if _method_of(name) == method]
+            parts = _computed(function, rows) if wanted else {}
+            for name in wanted:
+                array = _converted(parts[name.removeprefix(method)], self._datatypes[name], name)
+                found[name] = array.reshape(len(rows), -1)
+        return found
 
 
 def _functions(estimator: Any) -> dict[str, Callable[[Any], Any]]:
     return {name: getattr(estimator, key) for name, key in _METHODS.items() if hasattr(estimator, key)}
+
+
+def _features(estimator: Any) -> int | None:
+    """Number of columns; None for estimators of a vector, such as vectorizers of texts."""
+    features = getattr(estimator, "n_features_in_", None)
+    return None if features is None else int(features)
+
+
+def _computed(function: Callable[[Any], Any], rows: Any) -> dict[str, Array]:
+    """A method's results, by what their outputs have behind its name: several targets have a number each."""
+    found = function(rows)
+    if isinstance(found, list):
+        return {f"_{number}": np.asarray(each) for number, each in enumerate(found)}
+    if hasattr(found, "toarray"):  # sparse
+        if found.shape[1] > _WIDEST:
+            raise InvalidArgumentError(f"it makes {found.shape[1]} columns, and at most {_WIDEST} are served")
+        found = found.toarray()
+    return {"": np.asarray(found)}
+
+
+def _method_of(output: str) -> str:
+    head, _, number = output.rpartition("_")
+    return head if number.isdecimal() else output
+
+
+def _outputs(functions: Mapping[str, Callable[[Any], Any]], rows: Any) -> Outputs:
+    outputs: Outputs = {}
+    for method, function in functions.items():
+        try:
+            parts = _computed(function, rows)
+        except Exception:  # of the user's estimator, such as probabilities of a model trained without them
+            continue
+        for part, array in parts.items():
+            kind = array.dtype.kind
+            # SparsePCA returns a vector for one row.
+            of_one = array.ndim == 1 or len(array) == 1
+            if of_one and kind in _DATATYPES and not (method == TRANSFORM and _is_mixed(array)):
+                outputs[method + part] = _DATATYPES[kind], (max(array.size, 1),)
+    return outputs
+
+
+def _is_mixed(array: Array) -> bool:
+    """True for objects other than texts, which an output of texts would change."""
+    return array.dtype.kind == "O" and not all(isinstance(each, str) for each in array.reshape(-1).tolist())
+
+
+def _trials(estimator: Any, model: str) -> Iterable[tuple[str, Offer, Any]]:
+    """Kinds of rows that an estimator may take: a description, the offer without outputs, and such a row."""
+    features = _features(estimator)
+    if features is None:
+        yield "one text", Offer(1, "BYTES", {}, {}), np.array(["text"], object)
+        for known in (getattr(estimator, "classes_", ()), getattr(estimator, "X_thresholds_", (0.0,))):
+            row = np.atleast_1d(np.asarray(known))[:1]
+            if len(row) and (datatype := _DATATYPES.get(row.dtype.kind)):
+                yield f"one {datatype}", Offer(1, datatype, {}, {}), row
+        return
+    values = _column_values(estimator, features)
+    columns = {name: _DATATYPES[np.asarray(value).dtype.kind] for name, value in values.items()}
+    texts = [datatype == "BYTES" for datatype in columns.values()]
+    named = hasattr(estimator, "feature_names_in_")
+    by_columns = columns if named else {}
+    if not any(texts):
+        for fill in (0.0, 1.0):  # logarithms take no zeros
+            row = np.array([[float(value) or fill for value in values.values()]])
+            yield f"{features} numbers", Offer(features, "FP64", {}, {}, by_columns), row
+    elif all(texts) and not named:
+        yield f"{features} texts", Offer(features, "BYTES", {}, {}), np.array([[*values.values()]], object)
+    if named or (any(texts) and not all(texts)):
+        row = _table({name: np.array([value]) for name, value in values.items()}, named, model)
+        yield f"the columns {', '.join(columns)}", Offer(features, "FP64", {}, {}, columns, False), row
 
 
 def _set_single_thread(value: Any, seen: set[int]) -> None:
@@ -133,18 +219,14 @@ def _set_single_thread(value: Any, seen: set[int]) -> None:
             _set_single_thread(each, seen)
 
 
-def _predicts(estimator: Any, rows: Any) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            estimator.predict(rows)
-    except Exception:  # of the user's estimator
-        return False
-    return True
+def _table(columns: Mapping[str, Array], named: bool, model: str) -> Any:
+    """A DataFrame, or an array of objects for an estimator whose training had one.
 
-
-def _frame(columns: Mapping[str, Array], model: str) -> Any:
-    """A DataFrame. Raises UnavailableError: pandas is not installed."""
+    Raises:
+        UnavailableError: pandas is not installed.
+    """
+    if not named:
+        return np.column_stack([column.astype(object) for column in columns.values()])
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
@@ -156,20 +238,34 @@ def _frame(columns: Mapping[str, Array], model: str) -> Any:
 def _column(array: Array) -> Array:
     """An input as a column; texts become `str`, as scikit-learn compares them with those of the training."""
     column: Array = array[:, 0]
-    if column.dtype.kind != "O":
-        return column
-    texts = np.empty(len(column), object)
-    texts[:] = [each.decode(errors="replace") for each in column.tolist()]
+    return column if column.dtype.kind != "O" else _decoded(column)
+
+
+def _decoded(array: Array) -> Array:
+    texts = np.empty(array.shape, object)
+    texts.reshape(-1)[:] = [each.decode(errors="replace") for each in array.reshape(-1).tolist()]
     return texts
 
 
-def _column_values(estimator: Any) -> dict[str, Any]:
-    """A value that may come for each column of the training's DataFrame; empty if there was none.
+def _column_values(estimator: Any, features: int) -> dict[str, Any]:
+    """A value that may come for each column of the training; columns without a name get scikit-learn's.
 
     The file has no types of columns: those of categories and texts are known, all others count as numbers.
     """
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    return {**dict.fromkeys(names, 0.0), **_known_values(estimator, names)}
+    given = getattr(estimator, "feature_names_in_", None)
+    names = [f"x{number}" for number in range(features)] if given is None else [str(name) for name in given]
+    values = {**dict.fromkeys(names, 0.0), **_known_values(estimator, names)}
+    dropped = set() if given is None else _dropped(estimator, names)
+    return {name: value for name, value in values.items() if name not in dropped}
+
+
+def _dropped(estimator: Any, names: Sequence[str]) -> set[str]:
+    """Columns of the training's DataFrame that the estimator does without."""
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[0][1]
+    parts = getattr(estimator, "transformers_", ())
+    used = {name for _, part, columns in parts if part != "drop" for name in _selected(columns, names)}
+    return set(names) - used if parts else set()
 
 
 def _known_values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -187,8 +283,10 @@ def _known_values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
             if not hasattr(step, "statistics_"):  # only imputers keep the columns
                 break
         return found
-    if hasattr(transformer, "vocabulary_"):
-        return {name: next(iter(transformer.vocabulary_)) for name in names}
+    if hasattr(transformer, "is_categorical_"):  # histogram-based gradient boosting, of categories
+        return _known_values(getattr(transformer, "_preprocessor", None), names)
+    if hasattr(transformer, "build_analyzer"):  # vectorizers of texts
+        return dict.fromkeys(names, "text")
     known = getattr(transformer, "categories_", None)
     if known is None:
         statistics = np.asarray(getattr(transformer, "statistics_", ()))
@@ -219,12 +317,15 @@ def _selected(columns: Any, names: Sequence[str]) -> list[str]:
     return [str(each) for each in np.atleast_1d(np.asarray(names, object)[columns])]
 
 
-def _converted(values: Any, datatype: str) -> Array:
-    array = np.asarray(values)
+def _converted(array: Array, datatype: str, output: str) -> Array:
     if datatype != "BYTES":
         return array.astype(_DTYPES[datatype], copy=False)
     texts = np.empty(array.shape, object)
-    texts.reshape(-1)[:] = [
-        each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1).tolist()
-    ]
+    texts.reshape(-1)[:] = [_encoded(each, output) for each in array.reshape(-1).tolist()]
     return texts
+
+
+def _encoded(value: Any, output: str) -> bytes:
+    if _is_missing(value):
+        raise InvalidArgumentError(f"output '{output}' has a missing value, which no text stands for")
+    return value if isinstance(value, bytes) else str(value).encode()

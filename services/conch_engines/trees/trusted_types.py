@@ -18,6 +18,9 @@ _BY_MODULE: dict[str, tuple[str, ...]] = {
     # Plain containers, types of numbers, and means.
     "builtins": ("object",),
     "numpy": ("dtype", "mean"),
+    # Of a function that skops checks too. Boosting of categories has one of `check_array`.
+    "functools": ("partial",),
+    "sklearn.utils.validation": ("check_array",),
     "scipy.sparse._csr": ("csr_matrix",),
     "sklearn.utils._bunch": ("Bunch",),
     # Nodes of trees. A file made to attack can crash the process by them, and no more.

@@ -49,6 +49,7 @@ def offered(*words: str) -> set[str]:
                 "infer",
                 "top",
                 "perf",
+                "convert",
                 "optimize",
                 "tune",
                 "completion",

@@ -201,7 +201,7 @@ def test_nothing_tells_the_backend(tmp_path: Path) -> None:
             raise_first(filling_backend(ModelConfig(name="m"), has(name), version))
         text = f"Version directory 1 has '{name}', which is a Python pickle, which can run any code when"
         assert text in raised.value.message
-        assert "scikit-learn models with skops.io.dump or to ONNX" in raised.value.message
+        assert "`conch convert` makes a model of one" in raised.value.message
 
 
 def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:

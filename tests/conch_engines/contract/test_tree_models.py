@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import client_of, serving, tensor
+from tests.support.sklearn_estimators import trained
 from tests.support.tree_models import FEATURES, gtil, samples, xgboost_model
 
 from conch.core.tensor import Array
@@ -31,6 +32,15 @@ backend: "fil"
 output { name: "output__0" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" }
 parameters { key: "predict_proba" value { string_value: "true" } }
 """
+ESTIMATORS = {
+    "texts": "TF-IDF, logistic regression",
+    "columns": "columns: hashed texts, target encoder",
+    "scaler": "StandardScaler",
+    "labels": "LabelEncoder",
+    "targets": "several classes of texts",
+    "words": "one-hot array",
+}
+"""Models of scikit-learn, by their names in the table of all estimators."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +65,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     xgboost_model("multi", directory("labelled", LABELS) / "xgboost.json")
     (root / "labelled" / "labels.txt").write_text("low\nmiddle\nhigh\n")
     directory("ensemble", ENSEMBLE)
+    import skops.io
+
+    for name, model in ESTIMATORS.items():
+        skops.io.dump(trained(model).estimator, directory(name) / "model.skops")
     return root
 
 
@@ -108,3 +122,24 @@ def test_classes_have_labels(client: Any) -> None:
     best = scores("multi", rows).argmax(1)
     labels = [text.decode().split(":")[1:] for text in found[:, 0]]
     assert labels == [[str(each), ("low", "middle", "high")[each]] for each in best]
+
+
+@pytest.mark.filterwarnings("ignore")  # of trainings that end early
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_of_scikit_learn_answer_by_themselves(client: Any, name: str) -> None:
+    model = trained(ESTIMATORS[name])
+    inputs = [
+        tensor(each, array, "BYTES" if array.dtype.kind == "O" else "FP64")
+        for each, array in model.inputs.items()
+    ]
+    found = client.infer(name, inputs)
+    outputs = [each.name for each in client.get_model_config(name).config.output]
+    own = {each: array for output in model.methods for each, array in model.own(output).items()}
+    assert outputs == [each for each in own if each.startswith("predict")] or outputs == ["transform"]
+    for output in outputs:
+        array = found.as_numpy(output)
+        if array.dtype.kind == "O":
+            array = np.array([each.decode() for each in array.ravel()]).reshape(array.shape)
+            np.testing.assert_array_equal(array, own[output].astype(str))
+        else:
+            np.testing.assert_allclose(array, own[output], 1e-12)

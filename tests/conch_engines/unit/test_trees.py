@@ -431,10 +431,10 @@ def test_files_of_other_types_are_named(harness: Harness, backend: FilBackend, t
         "'xgboost_json'; set it to 'lightgbm', or leave it out"
     )
     assert "a Python pickle, which can run any code" in refusal("model.pkl", b"\x80\x04\x95rest")
-    assert "is a CatBoost model; save it with save_model(..., format='onnx')" in refusal("m.cbm", b"CBM1rest")
+    assert 'which treelite does not read; serve it with backend "catboost"' in refusal("m.cbm", b"CBM1rest")
     assert "'/m.x' is of a kind that no tree backend reads" in refusal("m.x", b"what is this")
-    (directory / "model.cbm").write_bytes(b"CBM1rest")
-    assert "CatBoost" in refusal("")  # also where the config leads to no file
+    (directory / "model.pkl").write_bytes(b"\x80\x04\x95rest")
+    assert "a Python pickle" in refusal("")  # also where the config leads to no file
 
 
 def test_a_file_that_is_cut_off_says_where(harness: Harness, backend: FilBackend) -> None:
