@@ -235,6 +235,18 @@ def test_models_that_are_not_converted(tmp_path: Path, model: Callable[[], Any],
         converted(model(), tmp_path)
 
 
+@pytest.mark.parametrize(("cells", "values"), [("true False", [True, False]), ("1 0", [1, 0])])
+def test_bools_are_read_where_a_column_has_nothing_else(
+    tmp_path: Path, cells: str, values: list[Any]
+) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    (tmp_path / "data.csv").write_text("\n".join(["a", *cells.split()]))
+    facts = converted(LinearRegression().fit([[0.0], [1]], [0, 1]), tmp_path, tmp_path / "data.csv")
+    assert facts["rows"]["x0"]["values"] == values
+    assert not any(checked(tmp_path, facts).values())
+
+
 def test_infinity_and_nothing_survive_json(tmp_path: Path) -> None:
     from sklearn.preprocessing import FunctionTransformer
 
