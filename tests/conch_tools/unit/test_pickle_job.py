@@ -192,6 +192,8 @@ def test_data_is_read_by_what_the_model_knows(tmp_path: Path, kind: str) -> None
         (table(csv=HEADER + "good,big,1,1,a,x\n"), "--data has 'big' in column size, where the model takes"),
         (table(csv=HEADER + "good,1,1\n"), "--data has 3 fields in row 0, not 6"),
         (table(csv=HEADER + ",1,1,1,a,x\n"), "no row has a value in each column of texts"),
+        (table(json='[{"word": "a", "size": [1], "gaps": 1, "count": 1, "text": "a"}]'), "one value belongs"),
+        (table(json='[{"word": 0, "size": 1, "gaps": 1, "count": 1, "text": "a"}]'), "has 0 in column word"),
         (
             table(json='[{"word": 3, "size": 1, "gaps": 1, "count": 1, "text": "a"}]'),
             "--data has 3 in column wo",
