@@ -389,6 +389,8 @@ def _text_array(column: Column, rule: ColumnRule) -> Array:
         elif type(value) is bytes:
             made[row] = value
         elif type(value) is str:
+            if value == rule.null:
+                raise FrameError(rule.name, row, f"{value!r} stands for null in this column: send null")
             made[row] = encode(value, row, rule)
         else:
             raise FrameError(rule.name, row, _wrong(value, rule))
