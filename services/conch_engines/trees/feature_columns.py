@@ -24,10 +24,9 @@ _MOST_CATEGORIES = 1000
 
 def add_columns(config: dict[str, Any], columns: Columns) -> None:
     """Completes a config whose input has all features, unless it names them itself."""
-    parameters = config.setdefault("parameters", {})
-    if columns and COLUMNS_PARAMETER not in parameters:
+    if columns and COLUMNS_PARAMETER not in config.get("parameters", {}):
         entries = [entry["name"] if len(entry) == 1 else entry for entry in columns]
-        parameters[COLUMNS_PARAMETER] = {"string_value": json.dumps(entries, ensure_ascii=False)}
+        config.setdefault("parameters", {})[COLUMNS_PARAMETER] = {"string_value": json.dumps(entries, ensure_ascii=False)}
 
 
 def named_columns(names: Sequence[Any], features: int) -> Columns:

@@ -243,12 +243,20 @@ def zeros() -> bytes:
     return sink.getvalue()
 
 
+def damaged() -> bytes:
+    """A Parquet file without a part of its footer."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"age": [1, None]}), sink)
+    return sink.getvalue()[:-60] + sink.getvalue()[-30:]
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "status", "text"),
     [
         (bomb(), PARQUET, 413, "unpacks to more than 4000000 bytes"),
         (zeros(), ARROW, 413, "unpacks to more than 4000000 bytes"),
         (b"PAR1", PARQUET, 400, "the body is not Parquet"),
+        (damaged(), PARQUET, 400, "the body is not Parquet"),
         (b"ARROW1", ARROW, 400, "the body is no Arrow stream"),
         (b'{"age": 1}\n{', "application/jsonl", 400, "the table, row 1: the line is not JSON"),
         (b"", "image/png", 415, "Content-Type is 'image/png'"),
