@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from conch.core.file_formats import PICKLE, identify
+from conch.core.file_formats import ARCHIVE, PICKLE, identify
 from conch_engines.trees.trusted_types import HARMLESS_TYPES
 from conch_testing.conversion import ModelError
 from conch_testing.loaded_model import load
@@ -117,7 +117,7 @@ def _check(options: ConvertOptions) -> None:
     if not options.source.is_file():
         raise NotFoundError(f"there is no file '{options.source}'")
     form = identify(options.source)
-    if form is not None and form is not PICKLE:
+    if form not in (None, PICKLE, ARCHIVE):  # joblib compresses as others do
         raise InvalidArgumentError(
             f"'{options.source}' is {form.what} and needs no conversion: {form.advice}"
         )

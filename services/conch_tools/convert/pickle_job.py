@@ -404,11 +404,16 @@ def _read(path: str, count: int) -> Columns:
 def _typed(name: str, values: list[Any], known: Sequence[Any]) -> list[Any]:
     """A column's values; those of a CSV are texts, which stay texts where the model knows texts."""
     like = next((each for each in known if not _is_null(each)), 0.0)
+    for value in values:
+        if isinstance(value, (list, dict)):
+            raise RefusedError(f"--data has {value!r} in column {name}, where one value belongs")
+        if isinstance(like, str) and not isinstance(value, str) and not _is_null(value):
+            raise RefusedError(f"--data has {value!r} in column {name}, and the model knows texts")
     if isinstance(like, str):
-        if other := next((each for each in values if not isinstance(each, str) and not _is_null(each)), None):
-            raise RefusedError(f"--data has {other!r} in column {name}, and the model knows texts")
         return [None if each == "" or _is_null(each) else each for each in values]
-    return [_number(name, each, isinstance(like, (bool, np.bool_))) for each in values]
+    # As pandas reads a column of nothing else.
+    are_bools = isinstance(like, (bool, np.bool_)) or {*values} <= {"True", "False", "true", "false"}
+    return [_number(name, each, are_bools) for each in values]
 
 
 def _bools(values: list[Any]) -> list[Any]:

@@ -48,6 +48,9 @@ tried = {
     "TCP": lambda: socket.create_connection(("127.0.0.1", port)),
     "by a shell": lambda: os.system("echo x > '%s'" % other) and exec("raise OSError(1, 'shell')"),
     "mode": lambda: os.chmod(path, 0o777),
+    "mode in a folder": lambda: os.chmod(
+        os.path.basename(path), 0o777, dir_fd=os.open(os.path.dirname(path), os.O_RDONLY)
+    ),
     "times": lambda: os.utime(path),
     "unix socket": lambda: socket.socket(socket.AF_UNIX),
     "signal": lambda: os.kill(os.getppid(), 0),
@@ -66,7 +69,7 @@ for name, attempt in tried.items():
 print(json.dumps(found))
 """
 BOTH = ("landlock,seccomp", "seccomp", "landlock")
-OF_SECCOMP = {"mode", "times", "unix socket", "io_uring", "later call", "mode by number"}
+OF_SECCOMP = {"mode", "mode in a folder", "times", "unix socket", "io_uring", "later call", "mode by number"}
 """Attempts that Landlock does not know, or that fail otherwise."""
 
 

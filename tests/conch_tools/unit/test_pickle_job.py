@@ -192,6 +192,8 @@ def test_data_is_read_by_what_the_model_knows(tmp_path: Path, kind: str) -> None
         (table(csv=HEADER + "good,big,1,1,a,x\n"), "--data has 'big' in column size, where the model takes"),
         (table(csv=HEADER + "good,1,1\n"), "--data has 3 fields in row 0, not 6"),
         (table(csv=HEADER + ",1,1,1,a,x\n"), "no row has a value in each column of texts"),
+        (table(json='[{"word": "a", "size": [1], "gaps": 1, "count": 1, "text": "a"}]'), "one value belongs"),
+        (table(json='[{"word": 0, "size": 1, "gaps": 1, "count": 1, "text": "a"}]'), "has 0 in column word"),
         (
             table(json='[{"word": 3, "size": 1, "gaps": 1, "count": 1, "text": "a"}]'),
             "--data has 3 in column wo",
@@ -233,6 +235,18 @@ def zero_booster() -> Any:
 def test_models_that_are_not_converted(tmp_path: Path, model: Callable[[], Any], text: str) -> None:
     with pytest.raises(RefusedError, match=text):
         converted(model(), tmp_path)
+
+
+@pytest.mark.parametrize(("cells", "values"), [("true False", [True, False]), ("1 0", [1, 0])])
+def test_bools_are_read_where_a_column_has_nothing_else(
+    tmp_path: Path, cells: str, values: list[Any]
+) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    (tmp_path / "data.csv").write_text("\n".join(["a", *cells.split()]))
+    facts = converted(LinearRegression().fit([[0.0], [1]], [0, 1]), tmp_path, tmp_path / "data.csv")
+    assert facts["rows"]["x0"]["values"] == values
+    assert not any(checked(tmp_path, facts).values())
 
 
 def test_infinity_and_nothing_survive_json(tmp_path: Path) -> None:
