@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,34 +12,98 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
 
 
+_WHOLE = 2**53
+"""Above it, FP64 does not hold each whole number."""
+
+
 def array_of(value: Any, datatype: str | None) -> Array:
-    """Converts a value to an array of a datatype; an array keeps its type, except for strings."""
+    """Converts a value to an array of a datatype.
+
+    Whole numbers and booleans stay what they are, None becomes NaN. The numbers of a list may be rounded to a
+    float; an array of floats keeps its type unless the other one holds all of its values.
+
+    Raises:
+        ValueError: The values would become other ones.
+    """
+    wanted = NUMPY_DTYPES.get(datatype or "")
     if isinstance(value, np.ndarray):
-        return encoded(value)
+        if wanted is None or wanted.kind == "O" or value.dtype == wanted or value.dtype.kind not in "biufO":
+            return encoded(value)
+        if value.dtype.kind == "f":
+            return value.astype(wanted) if np.can_cast(value.dtype, wanted) else value
+        return _numbers(value, wanted, datatype)
     if datatype == "BYTES":
         return encoded(np.asarray(value, object))  # numpy's string types drop trailing zeros
     array: Array = np.asarray(value)
-    wanted = NUMPY_DTYPES.get(datatype or "")
-    if wanted is None or array.dtype == wanted:
+    if wanted is None or (array.dtype == wanted and not _is_large(array)):
         return encoded(array)
-    if array.size and array.dtype.kind not in ("biuf" if wanted.kind == "f" else "biu"):
+    # What numpy has made floats may have been whole numbers.
+    return _numbers(np.asarray(value, object) if _is_large(array) else array, wanted, datatype)
+
+
+def _numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array:
+    """Converts an array of booleans, numbers or objects."""
+    if array.dtype.kind == "O":
+        array = _known_numbers(array, wanted)
+    if array.size and array.dtype.kind not in "biuf":
         raise ValueError(f"values of type {array.dtype} can't become {datatype}")
-    with np.errstate(over="ignore"):
+    if array.dtype.kind == "f" and wanted.kind == "b":
+        raise ValueError(f"values of type {array.dtype} can't become {datatype}")
+    with np.errstate(over="ignore", invalid="ignore"):
         made = array.astype(wanted)
-    if array.size:
-        # Rounding is accepted, but a finite value must stay finite.
-        kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
-        if not np.all(kept):
-            raise ValueError(f"not all of its values fit {datatype}")
+    if not array.size:
+        return made
+    if wanted.kind != "f":
+        # A float of 2**63 equals the largest INT64 plus one.
+        kept = (array == made) & (np.abs(array) <= _WHOLE if array.dtype.kind == "f" else True)
+    elif array.dtype.kind in "iu" and wanted.itemsize == 8:
+        kept = (array <= _WHOLE) & (array >= -_WHOLE if array.dtype.kind == "i" else True)
+    else:
+        kept = np.isfinite(array) == np.isfinite(made)  # a finite value must stay finite
+    if not np.all(kept):
+        first = array[~kept].ravel()[0]
+        raise ValueError(f"not all of its values fit {datatype}: the first that does not is {first}")
     return made
+
+
+def _known_numbers(array: Array, wanted: np.dtype[Any]) -> Array:
+    """Converts an array of objects that are numbers, or missing where floats are wanted."""
+    elements = array.ravel().tolist()
+    missing = [each is None or type(each).__name__ == "NAType" for each in elements]
+    if any(missing) and wanted.kind != "f":
+        raise ValueError("a value is missing, and only floats have one for that, NaN")
+    for each, lacks in zip(elements, missing, strict=True):
+        if not lacks and not isinstance(each, (bool, int, float, np.bool_, np.integer, np.floating)):
+            raise ValueError(f"it has an element of {type(each).__name__} among its numbers")
+        if isinstance(each, (int, np.integer)) and wanted.kind == "f" and wanted.itemsize == 8 and abs(each) > _WHOLE:
+            raise ValueError(f"{each} does not fit FP64, which holds whole numbers up to 2**53")
+    numbers = [math.nan if lacks else each for each, lacks in zip(elements, missing, strict=True)]
+    return np.asarray(numbers).reshape(array.shape)
+
+
+def _is_large(array: Array) -> bool:
+    """True for floats that may stand for whole numbers which are not exact."""
+    return bool(array.dtype.kind == "f" and array.size and np.any(np.abs(array) >= _WHOLE))
 
 
 def input_array(name: str, value: Any, datatype: str | None) -> Array:
     """Converts an input."""
     try:
         return array_of(value, datatype)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"input '{name}' can't be made an array: {error}") from None
+
+
+def as_column(array: Array, dims: Sequence[int]) -> Array:
+    """Gives a value for each row the dim of its own that a column of a model has."""
+    return array[:, np.newaxis] if array.ndim == 1 and tuple(dims) == (1,) else array
+
+
+def as_sample(array: Array, dims: Sequence[int]) -> Array:
+    """Gives a single value the dims of an input that may have one element."""
+    if array.ndim or any(dim not in (1, -1) for dim in dims):
+        return array
+    return array.reshape((1,) * len(dims))
 
 
 def listed(value: Any) -> Array:

@@ -24,7 +24,7 @@ from conch.core.errors import (
 )
 from conch.core.request import Parameter
 from conch.core.tensor import Array, datatype_of
-from conch_api.array_conversion import input_array
+from conch_api.array_conversion import as_column, as_sample, input_array
 from conch_api.function_io import Result
 
 LOOK_S = 0.05
@@ -93,6 +93,9 @@ class Signature:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.name: str = config.get("name", "")
         self.inputs = {tensor["name"]: _datatype(tensor["data_type"]) for tensor in config.get("input", ())}
+        self._dims = {
+            tensor["name"]: [int(dim) for dim in tensor.get("dims", ())] for tensor in config.get("input", ())
+        }
         self.optional = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("optional")}
         self.batches = int(config.get("max_batch_size", 0)) > 0
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
@@ -124,7 +127,10 @@ class Signature:
         if datatype == "BF16" and datatype_of(array) in ("FP32", "BF16"):
             # tritonclient takes arrays of ml_dtypes, before 26.06 of float32.
             array = array.astype(import_module("tritonclient.utils").triton_to_np_dtype("BF16"), copy=False)
-        return array[np.newaxis] if sample and self.batches else array
+        if sample:
+            array = as_sample(array, self._dims[name])
+            return array[np.newaxis] if self.batches else array
+        return as_column(array, self._dims[name]) if self.batches else array
 
     def result(self, response: Any, sample: bool) -> Result:
         """Converts a response of tritonclient."""

@@ -24,7 +24,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Array, Tensor, brain_floats, float_array
-from conch_api.array_conversion import input_array
+from conch_api.array_conversion import as_column, input_array
 from conch_api.function_io import Result
 from conch_api.response_queue import AsyncResponseQueue, ResponseQueue, raise_error
 
@@ -176,9 +176,11 @@ class InProcessRequests:
         admission = self._admission
         found = admission.resolve(request)
         spec = found.spec
-        datatypes = {tensor.name: tensor.datatype for tensor in spec.inputs}
+        rules = {tensor.name: tensor for tensor in spec.inputs}
         for name, value in inputs.items():
-            request.inputs[name] = input_tensor(name, value, datatypes.get(name))
+            rule = rules.get(name)
+            dims = rule.dims if rule is not None and spec.max_batch_size > 0 and not rule.is_shape else ()
+            request.inputs[name] = input_tensor(name, value, None if rule is None else rule.datatype, dims)
         self._check_outputs(request, found)
         with self._lock:
             self._open.add(queue)
@@ -318,13 +320,21 @@ def _result(response: InferenceResponse) -> Result:
     return Result(outputs, response.parameters)
 
 
-def input_tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
-    """Creates a tensor from an input; an array is not copied.
+def input_tensor(
+    name: str, value: npt.ArrayLike, datatype: str | None, dims: Sequence[int] = ()
+) -> Tensor:
+    """Creates a tensor from an input; an array that has its datatype is not copied.
+
+    Args:
+        name: The input's name.
+        value: Its value.
+        datatype: Its datatype; None if it is not known.
+        dims: Its dims behind that of the batch; empty if there is none.
 
     Raises:
         InvalidArgumentError: The value cannot be converted.
     """
-    array = input_array(name, value, "FP32" if datatype == "BF16" else datatype)
+    array = as_column(input_array(name, value, "FP32" if datatype == "BF16" else datatype), dims)
     if datatype == "BF16" and array.dtype == np.float32:
         return Tensor(name, datatype, array.shape, brain_floats(array))
     if not array.dtype.isnative:
