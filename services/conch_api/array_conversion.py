@@ -11,16 +11,15 @@ import numpy as np
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
 
-
-_WHOLE = 2**53
-"""Above it, FP64 does not hold each whole number."""
+_WHOLE = {2: 2**11, 4: 2**24, 8: 2**53}
+"""Whole numbers up to which a float has each, by its bytes."""
 
 
 def array_of(value: Any, datatype: str | None) -> Array:
     """Converts a value to an array of a datatype.
 
-    Whole numbers and booleans stay what they are, None becomes NaN. The numbers of a list may be rounded to a
-    float; an array of floats keeps its type unless the other one holds all of its values.
+    Whole numbers and booleans stay what they are, None becomes NaN. Fractions of a list may be rounded; an
+    array of floats keeps its type unless the other one holds all of its values.
 
     Raises:
         ValueError: The values would become other ones.
@@ -35,55 +34,48 @@ def array_of(value: Any, datatype: str | None) -> Array:
     if datatype == "BYTES":
         return encoded(np.asarray(value, object))  # numpy's string types drop trailing zeros
     array: Array = np.asarray(value)
-    if wanted is None or (array.dtype == wanted and not _is_large(array)):
+    if wanted is None:
         return encoded(array)
-    # What numpy has made floats may have been whole numbers.
-    return _numbers(np.asarray(value, object) if _is_large(array) else array, wanted, datatype)
+    if array.dtype.kind == "f" and array.size and np.any(np.abs(array) >= _WHOLE[2]):
+        array = np.asarray(value, object)  # some may have been whole numbers
+    return _numbers(array, wanted, datatype)
 
 
 def _numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array:
     """Converts an array of booleans, numbers or objects."""
     if array.dtype.kind == "O":
-        array = _known_numbers(array, wanted)
-    if array.size and array.dtype.kind not in "biuf":
-        raise ValueError(f"values of type {array.dtype} can't become {datatype}")
-    if array.dtype.kind == "f" and wanted.kind == "b":
+        array = _known_numbers(array, wanted, datatype)
+    if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and wanted.kind == "b")):
         raise ValueError(f"values of type {array.dtype} can't become {datatype}")
     with np.errstate(over="ignore", invalid="ignore"):
         made = array.astype(wanted)
     if not array.size:
         return made
-    if wanted.kind != "f":
-        # A float of 2**63 equals the largest INT64 plus one.
-        kept = (array == made) & (np.abs(array) <= _WHOLE if array.dtype.kind == "f" else True)
-    elif array.dtype.kind in "iu" and wanted.itemsize == 8:
-        kept = (array <= _WHOLE) & (array >= -_WHOLE if array.dtype.kind == "i" else True)
-    else:
+    most = _WHOLE[wanted.itemsize] if wanted.kind == "f" else _WHOLE[8]
+    if array.dtype.kind in "iu" and wanted.kind == "f":
+        kept = (array <= most) & (array >= (-most if array.dtype.kind == "i" else 0))
+    elif array.dtype.kind == "f" and wanted.kind == "f":
         kept = np.isfinite(array) == np.isfinite(made)  # a finite value must stay finite
+    else:
+        kept = (array == made) & (np.abs(array) <= most if array.dtype.kind == "f" else True)
     if not np.all(kept):
-        first = array[~kept].ravel()[0]
-        raise ValueError(f"not all of its values fit {datatype}: the first that does not is {first}")
+        raise ValueError(f"{array[~kept].ravel()[0]} does not fit {datatype}")
     return made
 
 
-def _known_numbers(array: Array, wanted: np.dtype[Any]) -> Array:
+def _known_numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array:
     """Converts an array of objects that are numbers, or missing where floats are wanted."""
     elements = array.ravel().tolist()
     missing = [each is None or type(each).__name__ == "NAType" for each in elements]
     if any(missing) and wanted.kind != "f":
-        raise ValueError("a value is missing, and only floats have one for that, NaN")
+        raise ValueError(f"a value is missing, which {datatype} can't be")
     for each, lacks in zip(elements, missing, strict=True):
         if not lacks and not isinstance(each, (bool, int, float, np.bool_, np.integer, np.floating)):
             raise ValueError(f"it has an element of {type(each).__name__} among its numbers")
-        if isinstance(each, (int, np.integer)) and wanted.kind == "f" and wanted.itemsize == 8 and abs(each) > _WHOLE:
-            raise ValueError(f"{each} does not fit FP64, which holds whole numbers up to 2**53")
+        if isinstance(each, (int, np.integer)) and wanted.kind == "f" and abs(each) > _WHOLE[wanted.itemsize]:
+            raise ValueError(f"{each} does not fit {datatype}, which has each whole number only below it")
     numbers = [math.nan if lacks else each for each, lacks in zip(elements, missing, strict=True)]
     return np.asarray(numbers).reshape(array.shape)
-
-
-def _is_large(array: Array) -> bool:
-    """True for floats that may stand for whole numbers which are not exact."""
-    return bool(array.dtype.kind == "f" and array.size and np.any(np.abs(array) >= _WHOLE))
 
 
 def input_array(name: str, value: Any, datatype: str | None) -> Array:

@@ -320,9 +320,7 @@ def _result(response: InferenceResponse) -> Result:
     return Result(outputs, response.parameters)
 
 
-def input_tensor(
-    name: str, value: npt.ArrayLike, datatype: str | None, dims: Sequence[int] = ()
-) -> Tensor:
+def input_tensor(name: str, value: npt.ArrayLike, datatype: str | None, dims: Sequence[int] = ()) -> Tensor:
     """Creates a tensor from an input; an array that has its datatype is not copied.
 
     Args:
