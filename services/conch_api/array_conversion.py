@@ -10,6 +10,8 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_frames.column_rules import ModelColumns
+from conch_frames.conversion import column_array
 
 _WHOLE = {2: 2**11, 4: 2**24, 8: 2**53}
 """Whole numbers up to which a float has each, by its bytes."""
@@ -65,14 +67,18 @@ def _numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array
 
 def _known_numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array:
     """Converts an array of objects that are numbers, or missing where floats are wanted."""
-    elements = array.ravel().tolist()
+    elements: list[Any] = array.ravel().tolist()
     missing = [each is None or type(each).__name__ == "NAType" for each in elements]
     if any(missing) and wanted.kind != "f":
         raise ValueError(f"a value is missing, which {datatype} can't be")
     for each, lacks in zip(elements, missing, strict=True):
         if not lacks and not isinstance(each, (bool, int, float, np.bool_, np.integer, np.floating)):
             raise ValueError(f"it has an element of {type(each).__name__} among its numbers")
-        if isinstance(each, (int, np.integer)) and wanted.kind == "f" and abs(each) > _WHOLE[wanted.itemsize]:
+        if (
+            isinstance(each, (int, np.integer))
+            and wanted.kind == "f"
+            and abs(int(each)) > _WHOLE[wanted.itemsize]
+        ):
             raise ValueError(f"{each} does not fit {datatype}, which has each whole number only below it")
     numbers = [math.nan if lacks else each for each, lacks in zip(elements, missing, strict=True)]
     return np.asarray(numbers).reshape(array.shape)
@@ -86,9 +92,33 @@ def input_array(name: str, value: Any, datatype: str | None) -> Array:
         raise InvalidArgumentError(f"input '{name}' can't be made an array: {error}") from None
 
 
-def as_column(array: Array, dims: Sequence[int]) -> Array:
-    """Gives a value for each row the dim of its own that a column of a model has."""
-    return array[:, np.newaxis] if array.ndim == 1 and tuple(dims) == (1,) else array
+def is_flat(value: Any) -> bool:
+    """True for a value of one dimension: a list of plain values, or such an array."""
+    if isinstance(value, list | tuple):
+        return not (value and isinstance(value[0], list | tuple | np.ndarray))
+    return getattr(value, "ndim", 0) == 1
+
+
+def is_scalar(value: Any) -> bool:
+    """True for a plain value, None among them."""
+    return not isinstance(value, list | tuple) and getattr(value, "ndim", 0) == 0
+
+
+def column_input(name: str, value: Any, datatype: str, columns: ModelColumns) -> Array:
+    """Converts a value for each row, as the column of a frame.
+
+    Raises:
+        InvalidArgumentError: A value does not fit.
+    """
+    rule = columns.rules.get(name)
+    if rule is None or datatype not in NUMPY_DTYPES:
+        return as_column(input_array(name, value, "FP32" if datatype == "BF16" else datatype))
+    return as_column(column_array(value if isinstance(value, list | np.ndarray) else list(value), rule))
+
+
+def as_column(array: Array) -> Array:
+    """Gives a value for each row a dim of its own."""
+    return array[:, np.newaxis] if array.ndim == 1 else array
 
 
 def as_sample(array: Array, dims: Sequence[int]) -> Array:

@@ -101,7 +101,7 @@ def from_example(
     readers: dict[str, InputReader] = {}
     for label, value in example.items():
         array = input_array(label, value, datatypes.get(label))
-        array = (as_column(array, (1,)) if batching and label not in datatypes else array).view()
+        array = (as_column(array) if batching and label not in datatypes else array).view()
         array.flags.writeable = False  # belongs to the caller; the function gets a copy
         arrays[label] = array
     if inputs is None:

@@ -484,6 +484,32 @@ class Server:
         """As `infer`, without blocking the event loop."""
         return await self._in_process_requests().infer_async(model, inputs, timeout, options)
 
+    def infer_frame(
+        self, model: str, frame: Any, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Any:
+        """Runs the rows of a frame on a model, in requests of at most its batch size, side by side.
+
+        Args:
+            model: The model's name.
+            frame: A DataFrame of pandas or polars, a table of pyarrow, or a mapping of columns by name.
+            timeout: Time limit of each request in seconds; None for no limit.
+            options: Options of each request; see `RequestOptions`.
+
+        Returns:
+            The outputs as a frame of the same library, with the index of pandas.
+
+        Raises:
+            ConchError: The error that a client would receive, or that of a value that the model can't take:
+                its text names column and row.
+        """
+        return self._in_process_requests().infer_frame(model, frame, timeout, options)
+
+    async def infer_frame_async(
+        self, model: str, frame: Any, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Any:
+        """As `infer_frame`, without blocking the event loop while requests run."""
+        return await self._in_process_requests().infer_frame_async(model, frame, timeout, options)
+
     def stream(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> Responses:

@@ -44,7 +44,7 @@ class InputReader:
         """An input for the function.
 
         Raises:
-            InvalidArgumentError: It has bytes that are no text, or a value that the example's column can't have.
+            InvalidArgumentError: It has bytes that are no text, or a value that the example can't have.
         """
         if self._texts:
             array = self._decoded(array)
