@@ -21,6 +21,8 @@ from conch_tools.infer.signature import ModelSignature, TensorRule
 _NPY = b"\x93NUMPY"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_SHOWN = 60
+_EXACT = 2**53
+"""Whole numbers up to which FP64 has each."""
 
 
 class InputError(Exception):
@@ -89,6 +91,9 @@ def read_value(
     except ValueError:
         if rule.datatype == "BYTES":
             return text
+    try:
+        return json.loads(f"[{text}]" if "," in text else "")
+    except ValueError:
         raise InputError(
             f"input '{rule.name}' takes {rule.datatype} as JSON, such as 1 or [1, 2], not {_shown(text)}; "
             f"a file is @FILE"
@@ -238,7 +243,7 @@ def _bool(rule: TensorRule, value: Any) -> bool:
 
 
 def _whole(rule: TensorRule, value: Any) -> int:
-    if type(value) is int or (type(value) is float and value.is_integer()):
+    if isinstance(value, int) or (type(value) is float and value.is_integer()):
         number = int(value)
         limits = np.iinfo(NUMPY_DTYPES[rule.datatype])
         if not limits.min <= number <= limits.max:
@@ -248,8 +253,12 @@ def _whole(rule: TensorRule, value: Any) -> int:
 
 
 def _number(rule: TensorRule, value: Any) -> float:
-    if type(value) in (int, float):
+    if type(value) is int and rule.datatype == "FP64" and abs(value) > _EXACT:
+        raise InputError(f"input '{rule.name}': FP64 has each whole number up to 2**53 only, not {value}")
+    if type(value) in (int, float, bool):
         return float(value)
+    if value is None:
+        return math.nan
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
     raise InputError(f"input '{rule.name}' takes numbers ({rule.datatype}), not {_shown(value)}")
@@ -295,6 +304,8 @@ def _shape(
         found = shape
     elif signature.batched and _fits(shape, row):
         found = (1, *shape)
+    elif signature.batched and len(shape) == 1 and math.prod(row) == 1:
+        found = (count, *row)  # a value for each row
     elif flat and row.count(-1) <= 1 and (filled := _filled(row, count)) is not None:
         found = (1, *filled) if signature.batched else filled
     else:

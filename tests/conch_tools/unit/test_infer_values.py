@@ -102,7 +102,7 @@ def test_arrays_of_files_are_converted_if_the_datatype_holds_them(tmp_path: Path
         ({"N": [1e39, 2, 3, 4]}, "'N': 1e.39 is out of the range of FP32"),
         ({"W": 128}, "'W': 128 is out of the range of INT8"),
         ({"W": 1.5}, r"'W' takes whole numbers \(INT8\), not '1.5'"),
-        ({"W": True}, "'W' takes whole numbers"),
+        ({"W": None}, r"'W' takes whole numbers \(INT8\), not 'null'"),
         ({"W": [[1]] * 5}, "'W' has 5 rows, and the model takes 4 at most"),
         ({"W": {"b64": "?"}}, "'W' is neither a list nor has it 'b64'"),
         ({"W": {"content": [1, 2], "shape": [3]}}, r"'W' has 2 elements, which do not fill \[3\]"),
