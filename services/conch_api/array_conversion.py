@@ -10,6 +10,7 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_api.frames import is_missing
 from conch_frames.column_rules import ModelColumns
 from conch_frames.conversion import column_array
 
@@ -113,7 +114,10 @@ def column_input(name: str, value: Any, datatype: str, columns: ModelColumns) ->
     rule = columns.rules.get(name)
     if rule is None or datatype not in NUMPY_DTYPES:
         return as_column(input_array(name, value, "FP32" if datatype == "BF16" else datatype))
-    return as_column(column_array(value if isinstance(value, list | np.ndarray) else list(value), rule))
+    values = value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else list(value)
+    if datatype == "BYTES":
+        values = [None if is_missing(each) else each for each in values]  # pandas' null is NaN
+    return as_column(column_array(values, rule))
 
 
 def as_column(array: Array) -> Array:

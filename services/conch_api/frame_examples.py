@@ -144,7 +144,7 @@ def _column(name: str, series: Any) -> Column:
         values = series.cat.get_categories().to_list()
         found, datatype = _kind_of(name, values, missing)
         return Column(name, datatype, found, tuple(values), native)
-    if kind == "Object":
+    if kind == "Object" or str(native) == "object":
         values = [each for each in series.to_list() if not is_missing(each)]
         found, datatype = _kind_of(name, values, missing)
         return Column(name, datatype, found, None, native)
