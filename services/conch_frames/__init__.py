@@ -1,0 +1,1 @@
+"""Tables of columns as the inputs of a model, and its outputs as columns."""

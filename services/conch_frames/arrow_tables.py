@@ -1,0 +1,221 @@
+"""Arrow streams and Parquet files as tables within a limit, and columns as Arrow streams; needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.tensor import Array, Buffer
+from conch_frames.conversion import Table
+from conch_frames.frame_error import FrameError
+from conch_frames.packed_sizes import PackedError, arrow_message_bytes, parquet_page_bytes
+
+_MAGIC = b"ARROW1"
+"""Begins a file of Arrow, which is a stream behind 8 bytes."""
+_CELL_BYTES = 8
+"""Counted for each value, as null columns, booleans and repeated values take less until they are unpacked."""
+_OLD_WRITER_BYTES = 100
+"""Read behind a column's pages in files of old versions of Java's writer, whose sizes are too small."""
+_VIEW = 4  # numbers of 32 bits in a view of a text, of which the first is the length
+
+
+class UnpackedSizeError(InvalidArgumentError):
+    """A body unpacks to more than the limit."""
+
+    http_status = 413
+
+
+def arrow_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = lambda name: True) -> Table:
+    """Reads an Arrow stream or file.
+
+    Args:
+        body: The whole body.
+        most_bytes: Limit of what it unpacks to.
+        wants: True for the names of the columns to read.
+
+    Raises:
+        UnpackedSizeError: It unpacks to more.
+        FrameError: It is no Arrow, or has a column that no model takes.
+    """
+    import pyarrow as pa
+
+    if bytes(body[: len(_MAGIC)]) == _MAGIC:
+        body = memoryview(body)[8:]
+    size = _Size(most_bytes)
+    try:
+        for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(body))):
+            if message.body is not None:
+                size.add(arrow_message_bytes(message.metadata.to_pybytes(), memoryview(message.body)))
+        with pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(body))) as reader:
+            kept = _kept(reader.schema, wants)
+        options = pa.ipc.IpcReadOptions(included_fields=kept or [0], use_threads=False)
+        with pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(body)), options=options) as reader:
+            batches = list(_bounded(reader, size, len(kept)))
+            table = pa.Table.from_batches(batches, reader.schema)
+    except PackedError as error:
+        raise FrameError("", None, f"the body is no Arrow stream that can be read: {error}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FrameError("", None, f"the body is no Arrow stream: {error}") from None
+    return _table(table, reader.schema.names, size, wants)
+
+
+def _bounded(batches: Any, size: _Size, columns: int) -> Iterator[Any]:
+    for batch in batches:
+        size.add(batch.num_rows * columns * _CELL_BYTES)
+        batch.validate(full=True)  # the reader follows offsets and codes without a check
+        yield batch
+
+
+def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = lambda name: True) -> Table:
+    """Reads a Parquet file; arguments and errors as of `arrow_table`."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    size = _Size(most_bytes)
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)))
+        schema, metadata = file.schema_arrow, file.metadata
+        kept = _kept(schema, wants)
+        names = [schema.names[place] for place in kept]
+        leaves = {
+            file.schema.column(place).path: place
+            for place in range(len(file.schema))
+            if file.schema.column(place).max_repetition_level == 0
+        }
+        tail = _OLD_WRITER_BYTES if "parquet-mr" in (metadata.created_by or "") else 0
+        for group in range(metadata.num_row_groups):
+            for name in names:
+                if name not in leaves:
+                    raise FrameError(name, None, "its Parquet type is nested, which no model takes")
+                _add_chunk(memoryview(body), metadata.row_group(group).column(leaves[name]), tail, size)
+        texts = [name for name in names if _is_text(pa, schema.field(name).type)]
+        # Texts stay in their dictionaries, as those repeat them without a bound.
+        file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)), read_dictionary=texts)
+        table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
+        table.validate(full=True)
+    except PackedError as error:
+        raise FrameError("", None, f"the body is no Parquet that can be read: {error}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FrameError("", None, f"the body is not Parquet: {error}") from None
+    return _table(table, schema.names, size, wants)
+
+
+def _add_chunk(body: memoryview, chunk: Any, tail: int, size: _Size) -> None:
+    """Counts a column of a row group."""
+    size.add(max(chunk.num_values, 0) * _CELL_BYTES)
+    starts = [each for each in (chunk.dictionary_page_offset, chunk.data_page_offset) if each is not None]
+    start = min((each for each in starts if each > 0), default=-1)
+    end = start + chunk.total_compressed_size
+    if not 0 < start <= end <= len(body):
+        raise PackedError("a column lies outside the file")
+    size.add(parquet_page_bytes(body, start, end))
+    if tail:
+        try:
+            size.add(parquet_page_bytes(body, end, min(end + tail, len(body))))
+        except PackedError:
+            pass  # the next column's
+
+
+class _Size:
+    """Bytes that a body unpacks to."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        """Adds bytes. Raises UnpackedSizeError: they are too many."""
+        self._bytes += count
+        if self._bytes > self._most:
+            raise UnpackedSizeError(
+                f"the body unpacks to more than {self._most} bytes. Send fewer rows at once, or use "
+                f"--frame-max-unpacked-size to increase the limit."
+            )
+
+
+def _kept(schema: Any, wants: Callable[[str], bool]) -> list[int]:
+    """Places of the wanted columns. Raises FrameError: there are two of a name, or one has no usable type."""
+    import pyarrow as pa
+
+    names = schema.names
+    kept = [place for place, name in enumerate(names) if wants(name) and not _is_index(name)]
+    if len({names[place] for place in kept}) < len(kept):
+        raise FrameError("", None, "it has a column name twice")
+    for place in kept:
+        kind = schema.field(place).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (_is_plain(pa, plain) or _is_text(pa, plain)):
+            raise FrameError(names[place], None, f"its Arrow type is {kind}, which no model takes: cast it")
+    return kept
+
+
+def _is_index(name: str) -> bool:
+    """True for an index of pandas, which is no column."""
+    return name.startswith("__index_level_")
+
+
+def _table(table: Any, names: Sequence[str], size: _Size, wants: Callable[[str], bool]) -> Table:
+    columns: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not wants(name) or _is_index(name):
+            continue
+        for chunk in column.chunks:
+            size.add(_text_bytes(chunk))
+        columns[name] = column
+    return Table(columns, others=tuple(name for name in names if name not in columns))
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Bytes of a chunk's texts, where its buffers do not have each row's."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = chunk.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        views = np.frombuffer(chunk.buffers()[1], np.int32).reshape(-1, _VIEW)
+        lengths = views[chunk.offset : chunk.offset + len(chunk), 0].astype(np.int64)
+        return int(lengths[np.asarray(chunk.is_valid())].sum())
+    if not pa.types.is_dictionary(kind) or not _is_text(pa, kind.value_type):
+        return 0
+    values = chunk.dictionary
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, _VIEW)
+        lengths = views[values.offset : values.offset + len(values), 0].astype(np.int64)
+    else:
+        lengths = np.asarray(pc.binary_length(values).fill_null(0)).astype(np.int64)
+    codes = np.asarray(chunk.indices.drop_null())
+    return int(lengths[codes].sum()) if len(lengths) else 0
+
+
+def _is_plain(pa: Any, kind: Any) -> bool:
+    types = pa.types
+    tests = (
+        types.is_null,
+        types.is_boolean,
+        types.is_integer,
+        types.is_floating,
+        types.is_date,
+        types.is_timestamp,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _is_text(pa: Any, kind: Any) -> bool:
+    types = pa.types
+    tests = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
+
+
+def arrow_stream(columns: Mapping[str, Array]) -> bytes:
+    """Columns as an Arrow stream: `str` as string, `bytes` as binary, numbers as they are."""
+    import pyarrow as pa
+
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
