@@ -416,8 +416,8 @@ def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
     source, target, start_row = options.rows, options.out or "-", options.start_row or 0
     with ExitStack() as files:
         try:
-            kind = options.format or format_of(source, "--format")
-            out_kind = options.out_format or (kind if target == "-" else format_of(target, "--out-format"))
+            kind = options.format or format_of(source)
+            out_kind = options.out_format or format_of(target, kind)
             if source == "-" and kind == "parquet":
                 raise FlagsError("Parquet is read from its end on: give a file instead of standard input")
             lines, size = sys.stdin.buffer, 0

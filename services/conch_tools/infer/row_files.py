@@ -26,13 +26,17 @@ class RowFileError(Exception):
     """A file of rows can't be read or written."""
 
 
-def format_of(name: str, flag: str) -> str:
-    """The format of a file by its ending. Raises RowFileError: it has none that is known."""
-    found = _ENDINGS.get(Path(name).suffix.lower())
-    if found is None:
-        what = "standard input or output" if name == "-" else f"'{name}'"
+def format_of(name: str, otherwise: str = "") -> str:
+    """The format of a file by its ending, or another one.
+
+    Raises:
+        RowFileError: The ending says none, and there is no other.
+    """
+    found = _ENDINGS.get(Path(name).suffix.lower(), otherwise)
+    if not found:
+        what = "standard input" if name == "-" else f"'{name}'"
         endings = ", ".join(_ENDINGS)
-        raise RowFileError(f"{what} has none of the endings {endings}: give {flag} {'|'.join(FORMATS)}")
+        raise RowFileError(f"{what} has none of the endings {endings}: give --format {'|'.join(FORMATS)}")
     return found
 
 
@@ -80,7 +84,7 @@ class RowReader:
             rows = table.rows
             left_out = min(max(skip - first, 0), rows)
             first += rows
-            if left_out < rows:
+            if left_out < rows or not table.columns:  # the model refuses a table without its columns
                 yield _rows(table, left_out, rows)
         if first < skip:
             raise RowFileError(f"it has {first} rows, and {skip} are to be left out")
@@ -106,9 +110,10 @@ class RowReader:
     def _json_lines(self, wants: Callable[[str], bool]) -> Iterator[Table]:
         for piece in _records(self._blocks(), quotes=False):
             records = [_record(at, line) for at, line in enumerate(filter(bytes.strip, piece.splitlines()))]
-            names = dict.fromkeys(name for record in records for name in record if wants(name))
+            names = dict.fromkeys(name for record in records for name in record)
+            columns = {name: [record.get(name) for record in records] for name in names if wants(name)}
             if records:
-                yield Table({name: [record.get(name) for record in records] for name in names})
+                yield Table(columns, others=tuple(name for name in names if name not in columns))
 
     def _parquet(self, wants: Callable[[str], bool]) -> Iterator[Table]:
         try:
@@ -123,8 +128,9 @@ class RowReader:
             file = parquet.ParquetFile(self._file)
             self._all = file.metadata.num_rows
             names = [name for name in file.schema_arrow.names if wants(name)]
+            others = tuple(name for name in file.schema_arrow.names if not wants(name))
             for batch in file.iter_batches(_PARQUET_ROWS, columns=names):
-                yield Table(dict(zip(batch.schema.names, batch.columns, strict=True)))
+                yield Table(dict(zip(batch.schema.names, batch.columns, strict=True)), others=others)
                 self._read += batch.num_rows
         except pa.ArrowException as error:
             raise RowFileError(f"it is no Parquet that can be read: {error}") from None
