@@ -9,7 +9,7 @@ from conch.server_options import AddOnSettings, PartOptions
 from conch.settings.option import FlagError, Settings, option
 from conch.settings.value_types import BOOL
 from conch_control.control_options import StorageOptions
-from conch_mlflow.scoring.scoring_provider import ScoringRoutes
+from conch_mlflow.scoring.health_provider import HealthRoutes
 
 NAME = "mlflow"
 """The name of the settings' entry point."""
@@ -36,13 +36,13 @@ class MlflowSettings(AddOnSettings):
             raise FlagError("--mlflow-allow-code has no effect without a --model-repository=mlflow://...")
 
     def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
-        """Hands them to the kind of repository, and adds the scoring routes to REST."""
+        """Hands them to the kind of repository, and adds the probes to REST."""
         control = options.control
         kinds = {**control.storage.kinds, NAME: settings.build(MlflowSettings)}
         options = replace(options, control=replace(control, storage=replace(control.storage, kinds=kinds)))
         if options.http is None:
             return options
-        return replace(options, http=replace(options.http, further=(*options.http.further, ScoringRoutes())))
+        return replace(options, http=replace(options.http, further=(*options.http.further, HealthRoutes())))
 
 
 def _has_registry(settings: Settings) -> bool:

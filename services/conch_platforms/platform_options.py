@@ -15,7 +15,7 @@ from conch.frontends.http.http_options import HTTP_THREADS, HttpOptions
 from conch.server_options import AddOnOptions, AddOnSettings, Detected, Opening, PartOptions
 from conch.settings.option import FlagError, Setting, Settings, nested, option, settings_of
 from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, MOST_PORT, POSITIVE, TEXT, ValueType
-from conch_mlflow.scoring.scoring_provider import ScoringRoutes
+from conch_frames.frame_settings import FrameSettings
 from conch_platforms.platform_defaults import Disk
 from conch_platforms.platform_detection import (
     AZUREML,
@@ -321,7 +321,7 @@ class PlatformSettings(AddOnSettings):
             if settings.is_on(type(platform)):
                 port = replace(rest, port=platform.port, platform=platform.routes())
                 if platform is self.sagemaker and self.sagemaker.inference_type == _SCORING:
-                    port = replace(port, further=(ScoringRoutes(),))
+                    port = replace(port, further=(FrameSettings.routes(settings),))
                 ports.append(port)
             else:
                 _refuse_unused(settings, type(platform))

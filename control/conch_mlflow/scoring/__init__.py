@@ -1,1 +1,1 @@
-"""MLflow's scoring protocol: its requests as tensors, and outputs as its predictions."""
+"""MLflow's scoring protocol beside the invocations of all models: signatures, examples and probes."""

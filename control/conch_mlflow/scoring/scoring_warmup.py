@@ -6,8 +6,9 @@ import orjson
 
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
 from conch.core.tensor import Tensor
-from conch_mlflow.scoring.scoring_body import JSON_TYPE, read_body
-from conch_mlflow.scoring.scoring_tensors import request_tensors
+from conch_frames.invocations.request_body import JSON_TYPE, read_request
+from conch_frames.invocations.request_inputs import request_tensors
+from conch_mlflow.scoring.signature_interface import signature_interface
 from conch_mlflow.signature import Signature, parse_signature
 
 
@@ -19,7 +20,9 @@ def example_sample(spec: ModelSpec, body: bytes, signature: bytes) -> WarmupSamp
         ValueError: The signature can't be read.
     """
     parsed = parse_signature(orjson.loads(signature)) or Signature((), ())
-    tensors = request_tensors(read_body(body, JSON_TYPE), spec, parsed)
+    interface = signature_interface(spec, parsed)
+    request = read_request(body, JSON_TYPE, len(body), interface.columns.wants)
+    tensors = request_tensors(request, interface)
     inputs = tuple(_input(tensor, spec.max_batch_size > 0) for tensor in tensors.values())
     return WarmupSample("input example", inputs, optional=True)
 

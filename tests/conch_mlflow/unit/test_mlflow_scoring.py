@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
-from conch_mlflow.scoring.scoring_body import ContentTypeError, read_body
-from conch_mlflow.scoring.scoring_tensors import (
-    joined_rows,
-    predictions,
-    request_tensors,
-    split_rows,
-    wanted_outputs,
-)
+from conch_frames.invocations.replies import predictions
+from conch_frames.invocations.request_body import ContentTypeError, read_request
+from conch_frames.invocations.request_inputs import request_tensors
 from conch_mlflow.scoring.scoring_warmup import example_sample
+from conch_mlflow.scoring.signature_interface import signature_interface
 from conch_mlflow.signature import Signature, parse_signature
 
 COLUMNS: list[dict[str, Any]] = [
@@ -58,7 +56,8 @@ def spec(*inputs: TensorSpec, outputs: tuple[str, ...] = ("y",), batch: int = 0)
 
 def tensors(body: Any, model: ModelSpec, of: Signature, kind: str = "application/json") -> dict[str, Any]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = request_tensors(read_body(content, kind), model, of)
+    interface = signature_interface(model, of)
+    found = request_tensors(read_request(content, kind, 1 << 20, interface.columns.wants), interface)
     return {name: each.numpy().tolist() for name, each in found.items()}
 
 
@@ -94,7 +93,7 @@ def test_one_table_in_every_format(body: Any, kind: str) -> None:
 def test_a_null_in_a_column_of_texts_is_refused_where_it_stands(name: str) -> None:
     """An element of BYTES can't be missing."""
     records = [{**RECORDS[0]}, {**RECORDS[1], "s": None}]
-    with pytest.raises(InvalidArgumentError, match=r"'s' has a null at \[1\], and a text can't be missing"):
+    with pytest.raises(InvalidArgumentError, match=r"column 's', row 1: it is null, and a text can't be"):
         tensors({name: records}, BY_COLUMN, signature(COLUMNS))
 
 
@@ -106,7 +105,7 @@ def test_a_number_beyond_its_type_is_refused(datatype: str, value: float) -> Non
     model, of = spec(TensorSpec("x", datatype, (-1,))), signature([{"type": "double", "name": "x"}])
     bodies: list[Any] = [{"inputs": {"x": [1, value]}}, {"inputs": [1, value]}]
     for body in bodies:
-        with pytest.raises(InvalidArgumentError, match=f"'x' must have numbers of type {datatype}, without"):
+        with pytest.raises(InvalidArgumentError, match=f"column 'x', row 1: .* {datatype}"):
             tensors(body, model, of)
 
 
@@ -116,11 +115,9 @@ def test_infinity_stays_infinity() -> None:
 
 
 def test_a_table_in_parquet() -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
     columns = {name: [row[name] for row in RECORDS] for name in "abns"}
     body = io.BytesIO()
-    parquet.write_table(arrow.table({**columns, "__index_level_0__": [0, 1]}), body)
+    parquet.write_table(pa.table({**columns, "__index_level_0__": [0, 1]}), body)
     found = tensors(body.getvalue(), BY_COLUMN, signature(COLUMNS), "application/vnd.apache.parquet")
     a = found.pop("a")
     assert a[0] == 2.5 and np.isnan(a[1])
@@ -138,7 +135,7 @@ def test_an_engine_with_one_input_gets_the_columns_in_the_signatures_order() -> 
     # Rows without names are taken as they are.
     assert tensors({"inputs": [[1, 2], [3, 4]]}, model, of) == {"input": [[1, 2], [3, 4]]}
     assert tensors({"dataframe_split": {"data": [[1, 2]]}}, model, of) == {"input": [[1, 2]]}
-    with pytest.raises(InvalidArgumentError, match="no column 'b'"):
+    with pytest.raises(InvalidArgumentError, match="column 'b': model 'm' needs it"):
         tensors({"dataframe_records": [{"a": 1}]}, model, of)
 
 
@@ -163,70 +160,44 @@ def test_params_are_inputs_and_others_are_refused() -> None:
     ("body", "kind", "reason"),
     [
         (b"{", "application/json", "the body is not JSON"),
-        ({"instances": [1], "inputs": [1]}, "application/json", "it has instances and inputs"),
-        ([1], "application/json", "exactly one of"),
-        ({"dataframe_split": {"data": [[1], [1, 2]]}}, "application/json", "data\\[1\\]' has 2 values"),
-        ({"dataframe_split": {"columns": ["a", "a"], "data": []}}, "application/json", "name twice"),
-        ({"instances": [{"a": 1}, {"b": 1}]}, "application/json", "instances\\[1\\]"),
-        ({"dataframe_records": RECORDS[:1], "params": [1]}, "application/json", "'params' must be"),
-        (
-            {"dataframe_records": [{"a": "x", "n": 1, "s": "", "b": True}]},
-            "application/json",
-            "'a' must have",
-        ),
-        ({"dataframe_records": [{"a": 1, "n": 1.5, "s": "", "b": True}]}, "application/json", "without loss"),
-        ({"dataframe_records": [{"a": 1, "n": 1, "s": 5, "b": True}]}, "application/json", "texts, not 5"),
-        (
-            {"dataframe_records": [{"a": 1, "n": 1, "s": "", "b": 1}]},
-            "application/json",
-            "true or false, not 1",
-        ),
-        ({"dataframe_records": [{"a": 1}]}, "application/json", "has no 'n'"),
-        ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "application/json", r"'s' has a null at \[\]"),
-        ({"inputs": [{"a": 1}, 2]}, "application/json", "'inputs' must be a list of objects"),
-        ({"inputs": [1]}, "application/json", "several inputs"),
-        ({"inputs": {"a": [[1], [1, 2]]}}, "application/json", "'a' is no regular array"),
-        (b"a,n\n1\n", "text/csv", "row 1 of the CSV has 1 values"),
-        (b"a,n,s,b\n1,2.5,x,true\n", "text/csv", "type INT64"),
+        ({"instances": [1], "inputs": [1]}, "", "it has instances and inputs"),
+        ({"inputs": [1], "signature_name": ""}, "", "the body has 'signature_name' beside 'inputs'"),
+        ([1], "", "exactly one of"),
+        ({"dataframe_split": {"data": [[1], [1, 2]]}}, "", "data\\[1\\]' has 2 values"),
+        ({"dataframe_split": {"columns": ["a", "a"], "data": []}}, "", "name twice"),
+        ({"instances": [{"a": 1}, {"b": 1}]}, "", "instances\\[1\\]"),
+        ({"dataframe_records": RECORDS[:1], "params": [1]}, "", "'params' must be"),
+        ({"dataframe_records": [{**RECORDS[0], "a": "x"}]}, "", "'a', row 0: must have numbers"),
+        ({"dataframe_records": [{**RECORDS[0], "a": True}]}, "", "'a', row 0: must have numbers"),
+        ({"dataframe_records": [{**RECORDS[0], "n": 1.5}]}, "", "'n', row 0: 1.5 is no whole number"),
+        ({"dataframe_records": [{**RECORDS[0], "s": 5}]}, "", "'s', row 0: must have texts, not 5"),
+        ({"dataframe_records": [{**RECORDS[0], "b": 1}]}, "", "'b', row 0: must have true or false, not 1"),
+        ({"dataframe_records": [{"a": 1}]}, "", "column 'n': model 'm' needs it, and the table has 'a'"),
+        ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "", "'s', row 0: it is null"),
+        ({"inputs": [{"a": 1}, 2]}, "", "'inputs' must be a list of objects"),
+        ({"inputs": [1]}, "", "several inputs"),
+        ({"inputs": {"a": [[1], [1, 2]], "n": [], "s": [], "b": []}}, "", "'a': its values are no regular"),
+        (b"a,n\n1\n", "text/csv", "the table, row 0: it has 1 values, expected 2"),
+        (b"a,n,s,b\n1,2.5,x,true\n", "text/csv", "'n', row 0: 2.5 is no whole number"),
         (b"", "text/csv", "the body is empty"),
         (b"", "text/plain", "expected application/json"),
         (b"", "text/csv; charset=latin-1", "only charset=utf-8"),
-        (b"", "application/vnd.apache.parquet", "pyarrow"),
     ],
 )
 def test_wrong_requests_name_what_is_wrong(body: Any, kind: str, reason: str) -> None:
-    if "parquet" in kind and _has_pyarrow():
-        pytest.skip("pyarrow is installed")
     with pytest.raises(ConchError, match=reason) as caught:
         tensors(body, BY_COLUMN, signature(COLUMNS), kind)
     wanted = 415 if isinstance(caught.value, ContentTypeError) else 400
     assert caught.value.http_status == wanted
 
 
-def _has_pyarrow() -> bool:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=5))
 def test_numbers_come_back_as_they_went(values: list[float]) -> None:
     of = signature([{"type": "float", "name": "x"}], [{"type": "float"}])
-    body = json.dumps({"inputs": {"x": values}}).encode()
-    found = request_tensors(read_body(body, ""), spec(TensorSpec("x", "FP32", (-1,))), of)
-    assert json.loads(predictions(list(found.values()), of)) == {"predictions": values}
-
-
-@given(st.integers(1, 9), st.integers(0, 4))
-def test_rows_are_split_by_the_batch_and_joined_again(count: int, most: int) -> None:
-    texts = Tensor.from_array("t", np.array([str(each).encode() for each in range(count)], object))
-    numbers = Tensor.from_array("n", np.arange(2 * count, dtype=np.int32).reshape(count, 2))
-    parts = split_rows({"t": texts, "n": numbers}, most)
-    assert len(parts) == (-(-count // most) if most else 1)
-    joined = joined_rows([list(part.values()) for part in parts])
-    assert [each.numpy().tolist() for each in joined] == [texts.numpy().tolist(), numbers.numpy().tolist()]
+    interface = signature_interface(spec(TensorSpec("x", "FP32", (-1,))), of)
+    request = read_request(json.dumps({"inputs": {"x": values}}).encode(), "", 0, interface.columns.wants)
+    found = request_tensors(request, interface)
+    assert json.loads(predictions(list(found.values()), interface)) == {"predictions": values}
 
 
 def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
@@ -234,7 +205,9 @@ def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
     texts = Tensor.from_array("t", np.array([b"x", b"\xff"], object))
 
     def answered(outputs: list[Tensor], entries: list[dict[str, Any]]) -> Any:
-        return json.loads(predictions(outputs, signature([{"type": "double"}], entries)))["predictions"]
+        model = spec(TensorSpec("x", "FP64", (-1,)), outputs=tuple(each.name for each in outputs))
+        interface = signature_interface(model, signature([{"type": "double"}], entries))
+        return json.loads(predictions(outputs, interface))["predictions"]
 
     tensor = {"type": "tensor", "tensor-spec": {"dtype": "float64", "shape": [-1, 1]}}
     assert answered([numbers], [tensor]) == [[1.5], [2.5]]
@@ -249,19 +222,20 @@ def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
         {**tensor, "name": "y"},
         {"type": "tensor", "tensor-spec": {"dtype": "str", "shape": [-1]}, "name": "t"},
     ]
-    assert answered([numbers, texts], named) == {"y": [[1.5], [2.5]], "t": ["x", "\ufffd"]}
+    with pytest.raises(InvalidArgumentError, match="output 't' has bytes that are no UTF-8"):
+        answered([numbers, texts], named)
+    good = Tensor.from_array("t", np.array([b"x", b"y"], object))
+    assert answered([numbers, good], named) == {"y": [[1.5], [2.5]], "t": ["x", "y"]}
 
 
 def test_the_signature_says_which_outputs_are_predictions() -> None:
     model = spec(TensorSpec("x", "FP64", (-1,)), outputs=("leaf", "predict", "margin"))
     entry = {"type": "double"}
-    assert wanted_outputs(model, signature([entry], [entry])) == ("predict",)
-    assert wanted_outputs(model, signature([entry], [{**entry, "name": "margin"}])) == ("margin",)
-    assert wanted_outputs(model, signature([entry], [{**entry, "name": n} for n in "ab"])) == (
-        "leaf",
-        "predict",
-        "margin",
-    )
+    declared = {("predict",): [entry], ("margin",): [{**entry, "name": "margin"}]}
+    declared["leaf", "predict", "margin"] = [{**entry, "name": name} for name in "ab"]
+    for names, entries in declared.items():
+        interface = signature_interface(model, signature([entry], entries))
+        assert tuple(each.output for each in interface.outputs) == names
 
 
 def test_the_input_example_of_a_model_with_batches_is_its_first_row() -> None:

@@ -1,9 +1,9 @@
-"""The routes of MLflow's scoring protocol: ``/v2/models/M/invocations``, ``/ping`` and ``/version``.
+"""The route ``/v2/models/M/invocations``: MLflow's scoring protocol for all models with columns.
 
-Rows are sent to the model in one request, or in several if they are more than its `max_batch_size`: clients
-of MLflow know no such limit. What comes back is encoded on the model's thread.
+Rows are sent to the model in one request, or in several if they are more than its `max_batch_size`: callers
+with tables know no such limit. What comes back is encoded on the model's thread.
 
-Threads and locks: event loop, but for `_Scoring._submit` and `_Call.respond`.
+Threads and locks: event loop, but for `_Invocations._submit` and `_Call.respond`.
 """
 
 from __future__ import annotations
@@ -13,81 +13,56 @@ import threading
 from functools import partial
 from typing import Final
 
-import orjson
-
-from conch.access.principals import ANY, INFERS, OPEN
+from conch.access.principals import INFERS
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.door import operation_table as table
 from conch.door.operation_table import Endpoint, path_pattern
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import loaded
-from conch.frontends.http.http_routing import Route, RouteHandler, RouteTable, route
-from conch.frontends.http.json_body import JSON, error_reply, parsed, read_body
-from conch.frontends.http.route_provider import Answering, RestApi
-from conch_mlflow.scoring.scoring_body import read_body as read_scored
-from conch_mlflow.scoring.scoring_tensors import (
-    joined_rows,
-    predictions,
-    request_tensors,
-    split_rows,
-    wanted_outputs,
-)
-from conch_mlflow.served_files import SIGNATURE_FILE
-from conch_mlflow.signature import Signature, SignatureError, parse_signature
+from conch.frontends.http.http_routing import RouteTable, route
+from conch.frontends.http.json_body import error_reply, parsed, read_body
+from conch.frontends.http.route_provider import RestApi
+from conch_frames.interface import FrameInterface, interface_of
+from conch_frames.invocations.replies import predictions, reply_type
+from conch_frames.invocations.request_body import needs_arrow, read_request
+from conch_frames.invocations.request_inputs import joined_rows, request_tensors, split_rows
 
 INVOCATIONS = Endpoint(
     "invocations",
     "inference",
-    "Run the model by MLflow's scoring protocol",
+    "Run the model on rows: JSON, CSV, Arrow or Parquet",
     http_method="POST",
     paths=("/v2/models/{model}[/versions/{version}]/invocations",),
     roles=INFERS,
 )
-PING = Endpoint("mlflow_ping", "health", "Whether the server is ready", paths=("/ping",), roles=OPEN)
-VERSION = Endpoint("mlflow_version", "metadata", "The server's version", paths=("/version",), roles=ANY)
-ENDPOINTS: Final = (INVOCATIONS, PING, VERSION)
-"""MLflow's calls, as entries like those of the table of operations."""
+ENDPOINTS: Final = (INVOCATIONS,)
+"""The calls, as entries like those of the table of operations."""
 
 _QUICK_BYTES = 64 << 10  # of a body that is read on the event loop
 _MOST_KNOWN = 1000
-_ONE = "MLflow's scoring protocol has one response, and the model may have any number"
+_ONE = "invocations have one response, and the model may have any number"
 
 
-def scoring_table(api: RestApi) -> RouteTable:
-    """The table of the routes; paths that it does not have go on to the next provider."""
-    scoring = _Scoring(api)
-    routes = [
-        _route(INVOCATIONS, scoring.invocations),
-        _route(PING, scoring.ping),
-        _route(VERSION, scoring.version),
-    ]
+def invocation_table(api: RestApi, most_unpacked_bytes: int) -> RouteTable:
+    """The table of the route; paths that it does not have go on to the next provider."""
+    handler = _Invocations(api, most_unpacked_bytes).invocations
+    pattern = path_pattern(INVOCATIONS.paths[0])
+    routes = [route(pattern, [INVOCATIONS.http_method], INVOCATIONS.access, handler)]
     labels = api.door.models.labels
     return RouteTable(
         routes, api.guard, api.refusals, api.cors, api.unmatched, labels=labels, endpoints=ENDPOINTS
     )
 
 
-def _route(endpoint: Endpoint, handler: RouteHandler) -> Route:
-    return route(path_pattern(endpoint.paths[0]), [endpoint.http_method], endpoint.access, handler)
-
-
-class _Scoring:
-    def __init__(self, api: RestApi) -> None:
+class _Invocations:
+    def __init__(self, api: RestApi, most_unpacked_bytes: int) -> None:
         self._api = api
-        self._signatures: dict[tuple[str, int], tuple[ModelSpec, Signature]] = {}
-
-    def ping(self, exchange: HttpExchange) -> Answering:
-        """Answers a probe."""
-        return self._api.alias(exchange, table.SERVER_READY.paths[0])
-
-    async def version(self, exchange: HttpExchange) -> Reply:
-        """Answers with a text, as MLflow's server does."""
-        return Reply(200, [(b"content-type", b"text/plain")], self._api.door.version.encode())
+        self._most_unpacked_bytes = most_unpacked_bytes
+        self._interfaces: dict[tuple[str, int], tuple[ModelSpec, FrameInterface]] = {}
 
     async def invocations(self, exchange: HttpExchange, model: str, version: str) -> Reply:
         """Runs a model."""
@@ -101,7 +76,8 @@ class _Scoring:
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             call.body = await read_body(exchange, api.most_bytes)
             exchange.on_disconnect = call.abandon
-            if len(call.body) <= _QUICK_BYTES:
+            slow = needs_arrow(exchange.header("content-type")) or "arrow" in exchange.header("accept")
+            if len(call.body) <= _QUICK_BYTES and not slow:
                 self._submit(call, found)
             else:
                 await parsed(exchange, api.pools, self._submit, call, found)
@@ -117,50 +93,44 @@ class _Scoring:
     def _submit(self, call: _Call, model: Servable | None) -> None:
         """Decodes and submits a request; any thread."""
         exchange, names = call.exchange, call.names
-        scored = read_scored(call.body, exchange.header("content-type"))
+        call.kind = reply_type(exchange.header("accept"))
         # All versions of a route have the same inputs.
         spec = self._api.door.describe(*names) if model is None else model.spec
-        signature = call.signature = self._signature(spec)
-        batches = split_rows(request_tensors(scored, spec, signature), spec.max_batch_size)
+        interface = call.interface = self._interface(spec)
+        columns = interface.columns
+        kind = exchange.header("content-type")
+        request = read_request(call.body, kind, self._most_unpacked_bytes, columns.wants)
+        batches = split_rows(request_tensors(request, interface), columns.most_rows)
         call.requests = [
             InferenceRequest(
                 *names,
                 inputs,
                 partial(call.respond, number),
                 call.received_ns,
-                requested=wanted_outputs(spec, signature),
+                requested=tuple(rule.output for rule in interface.outputs),
             )
             for number, inputs in enumerate(batches)
         ]
         call.parts = [[] for _ in batches]
-        for number, request in enumerate(call.requests):
-            request.context = exchange
+        for number, part in enumerate(call.requests):
+            part.context = exchange
             if number and hasattr(call.requests[0], "side"):  # of a rollout, one for all rows
-                request.side = call.requests[0].side
+                part.side = call.requests[0].side
             if exchange.lost:  # while the pool decoded it; `abandon` found no request
-                self._api.admission.cancel(request)
+                self._api.admission.cancel(part)
             size = 0 if number else len(call.body)
-            self._api.admission.admit(request, False, model, exchange, size, single=_ONE)
+            self._api.admission.admit(part, False, model, exchange, size, single=_ONE)
 
-    def _signature(self, spec: ModelSpec) -> Signature:
-        """The signature of a version. Raises InvalidArgumentError: it has none."""
+    def _interface(self, spec: ModelSpec) -> FrameInterface:
+        """The interface of a version. Raises InvalidArgumentError: its config contradicts itself."""
         key = (spec.identifier, spec.version)
-        known, signature = self._signatures.get(key, (None, None))
-        if known is not spec or signature is None:
-            try:
-                text = (spec.version_directory / SIGNATURE_FILE).read_bytes()
-                signature = parse_signature(orjson.loads(text))
-            except (OSError, ValueError, SignatureError):
-                signature = None
-            if signature is None:
-                raise InvalidArgumentError(
-                    f"model '{spec.name}' has no signature of MLflow, which this route needs; use "
-                    f"/v2/models/{spec.name}/infer"
-                )
-            if len(self._signatures) >= _MOST_KNOWN:
-                self._signatures.clear()
-            self._signatures[key] = (spec, signature)
-        return signature
+        known, interface = self._interfaces.get(key, (None, None))
+        if known is not spec or interface is None:
+            interface = interface_of(spec)
+            if len(self._interfaces) >= _MOST_KNOWN:
+                self._interfaces.clear()
+            self._interfaces[key] = (spec, interface)
+        return interface
 
 
 class _Call:
@@ -181,7 +151,8 @@ class _Call:
         self.names = names
         self.received_ns = received_ns
         self.body: memoryview | bytes = b""
-        self.signature = Signature((), ())
+        self.interface: FrameInterface | None = None
+        self.kind = ""
         self.requests: list[InferenceRequest] = []
         self.parts: list[list[Tensor]] = []
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
@@ -233,7 +204,9 @@ class _Call:
                 if not all(self.parts):
                     return None
             outputs = joined_rows(self.parts)
-        return Reply(200, [JSON], predictions(outputs, self.signature))
+        assert self.interface is not None, "set before a request is submitted"
+        body = predictions(outputs, self.interface, self.kind)
+        return Reply(200, [(b"content-type", self.kind.encode())], body)
 
     def _done(self, reply: Reply) -> None:
         self.cancel()  # after an error others may run; breaks a reference cycle, too

@@ -1,4 +1,4 @@
-"""MLflow's scoring routes as a provider; the routes are imported when a port binds them."""
+"""The routes of MLflow's server beside its invocations: ``/ping`` and ``/version``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from conch.frontends.http.http_connection import Handler
 
 
-class ScoringRoutes(RouteProvider):
-    """MLflow's scoring protocol behind REST, for models that have a signature of MLflow."""
+class HealthRoutes(RouteProvider):
+    """Probes of MLflow's scoring protocol behind REST."""
 
     title: ClassVar[str] = "MLflow"
 
     def bind(self, api: RestApi) -> Handler:
         """Returns the table of the routes."""
-        from conch_mlflow.scoring.scoring_routes import scoring_table
+        from conch_mlflow.scoring.health_routes import health_table
 
-        return scoring_table(api)
+        return health_table(api)
