@@ -50,6 +50,7 @@ IMPORTS = {
     "client": "tritonclient.grpc, tritonclient.http",
     "demo": "onnxruntime, PIL, tritonclient.grpc",
     "examples": "onnx, PIL, sklearn, tritonclient.grpc",
+    "frames": "narwhals, pyarrow",
     "gcs": "gcsfs",
     "genai": "openvino_genai, jinja2, tokenizers",
     "jwt": "jwt, cryptography",

@@ -21,8 +21,8 @@ from conch_tools.infer.signature import ModelSignature, TensorRule
 _NPY = b"\x93NUMPY"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_SHOWN = 60
-_EXACT = 2**53
-"""Whole numbers up to which FP64 has each."""
+_WHOLE = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
+"""Whole numbers up to which a float has each."""
 
 
 class InputError(Exception):
@@ -223,6 +223,9 @@ def _converted(rule: TensorRule, array: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         made = array.astype(wanted)
     kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
+    if wanted.kind == "f" and array.dtype.kind in "iu":
+        most = _WHOLE.get(rule.datatype, _WHOLE["FP64"])
+        kept = (array <= most) & (array >= (-most if array.dtype.kind == "i" else 0))
     if not np.all(kept):
         raise InputError(f"input '{rule.name}' has values that {rule.datatype} can't hold")
     return made
@@ -253,8 +256,9 @@ def _whole(rule: TensorRule, value: Any) -> int:
 
 
 def _number(rule: TensorRule, value: Any) -> float:
-    if type(value) is int and rule.datatype == "FP64" and abs(value) > _EXACT:
-        raise InputError(f"input '{rule.name}': FP64 has each whole number up to 2**53 only, not {value}")
+    most = _WHOLE.get(rule.datatype)
+    if type(value) is int and most is not None and abs(value) > most:
+        raise InputError(f"input '{rule.name}': {rule.datatype} has whole numbers up to {most}, not {value}")
     if type(value) in (int, float, bool):
         return float(value)
     if value is None:
