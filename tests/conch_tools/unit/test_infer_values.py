@@ -85,7 +85,7 @@ def test_what_json_shows_is_what_json_sends(datatype: str) -> None:
 )
 def test_forms_of_values(rule: TensorRule, text: str, shape: tuple[int, ...], values: list[Any]) -> None:
     tensor = read(rule, text, b"from\nstandard input\n")
-    found = [None if each != each else each for each in array_of(tensor).ravel().tolist()]  # noqa: PLR0124
+    found = [None if each != each else each for each in array_of(tensor).ravel().tolist()]
     assert (tensor.shape, found) == (shape, values)
 
 
