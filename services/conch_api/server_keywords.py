@@ -109,6 +109,7 @@ class ServerKeywords(TypedDict, total=False):
     chat_template: Path | str | None
     tool_call_parser: Literal["hermes", "llama3", "mistral"] | None
     lora_separator: str | None
+    frame_max_unpacked_size: int | str | None
     tls_cert: Path | str | None
     tls_key: Path | str | None
     tls_client_ca: Path | str | None

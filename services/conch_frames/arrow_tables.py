@@ -11,7 +11,13 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, Buffer
 from conch_frames.conversion import Table
 from conch_frames.frame_error import FrameError
-from conch_frames.packed_sizes import PackedError, arrow_message_bytes, parquet_page_bytes
+from conch_frames.packed_sizes import (
+    Chunk,
+    PackedError,
+    arrow_message_bytes,
+    parquet_chunks,
+    parquet_page_bytes,
+)
 
 _MAGIC = b"ARROW1"
 """Begins a file of Arrow, which is a stream behind 8 bytes."""
@@ -77,20 +83,13 @@ def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = 
     size = _Size(most_bytes)
     try:
         file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)))
-        schema, metadata = file.schema_arrow, file.metadata
-        kept = _kept(schema, wants)
-        names = [schema.names[place] for place in kept]
-        leaves = {
-            file.schema.column(place).path: place
-            for place in range(len(file.schema))
-            if file.schema.column(place).max_repetition_level == 0
-        }
-        tail = _OLD_WRITER_BYTES if "parquet-mr" in (metadata.created_by or "") else 0
-        for group in range(metadata.num_row_groups):
-            for name in names:
-                if name not in leaves:
-                    raise FrameError(name, None, "its Parquet type is nested, which no model takes")
-                _add_chunk(memoryview(body), metadata.row_group(group).column(leaves[name]), tail, size)
+        schema = file.schema_arrow
+        names = [schema.names[place] for place in _kept(schema, wants)]
+        chunks, writer = parquet_chunks(memoryview(body))
+        tail = _OLD_WRITER_BYTES if writer.startswith(b"parquet-mr") else 0
+        for chunk in chunks:
+            if chunk.name in names:
+                _add_chunk(memoryview(body), chunk, tail, size)
         texts = [name for name in names if _is_text(pa, schema.field(name).type)]
         # Texts stay in their dictionaries, as those repeat them without a bound.
         file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)), read_dictionary=texts)
@@ -103,18 +102,13 @@ def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = 
     return _table(table, schema.names, size, wants)
 
 
-def _add_chunk(body: memoryview, chunk: Any, tail: int, size: _Size) -> None:
+def _add_chunk(body: memoryview, chunk: Chunk, tail: int, size: _Size) -> None:
     """Counts a column of a row group."""
-    size.add(max(chunk.num_values, 0) * _CELL_BYTES)
-    starts = [each for each in (chunk.dictionary_page_offset, chunk.data_page_offset) if each is not None]
-    start = min((each for each in starts if each > 0), default=-1)
-    end = start + chunk.total_compressed_size
-    if not 0 < start <= end <= len(body):
-        raise PackedError("a column lies outside the file")
-    size.add(parquet_page_bytes(body, start, end))
+    size.add(chunk.values * _CELL_BYTES)
+    size.add(parquet_page_bytes(body, chunk.start, chunk.end))
     if tail:
         try:
-            size.add(parquet_page_bytes(body, end, min(end + tail, len(body))))
+            size.add(parquet_page_bytes(body, chunk.end, min(chunk.end + tail, len(body))))
         except PackedError:
             pass  # the next column's
 

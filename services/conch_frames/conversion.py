@@ -31,7 +31,7 @@ _NOT_FINITE = {
 }
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?)(Z|[+-]\d\d:\d\d)?")
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_NULL_REASON = "is null, which {} can't be: send a value"
+_NULL_REASON = "it is null, which {} can't be: send a value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +389,8 @@ def _text_array(column: Column, rule: ColumnRule) -> Array:
         elif type(value) is bytes:
             made[row] = value
         elif type(value) is str:
+            if value == rule.null:
+                raise FrameError(rule.name, row, f"{value!r} stands for null in this column: send null")
             made[row] = encode(value, row, rule)
         else:
             raise FrameError(rule.name, row, _wrong(value, rule))

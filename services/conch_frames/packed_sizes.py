@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 _MOST_PAGES = 1 << 16
+_MOST_FOOTER_BYTES = 2 << 20
+_PARQUET_MAGIC = b"PAR1"
 _DEEPEST = 8
 _MOST_FIELDS = 1 << 10
 _PREFIX_ENCODING = 7
 """DELTA_BYTE_ARRAY, whose values share beginnings, so that their length is no part of a page's."""
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+"""Types of Thrift."""
+
+Struct = dict[tuple[int, int], Any]
 
 
 class PackedError(ValueError):
@@ -25,6 +32,58 @@ class PackedError(ValueError):
 
 
 # Parquet
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A column of a row group in a Parquet file.
+
+    Attributes:
+        name: The column; parts of a nested one are joined by dots.
+        values: Number of its values.
+        start: Place of its first page.
+        end: Place behind its last page.
+    """
+
+    name: str
+    values: int
+    start: int
+    end: int
+
+
+def parquet_chunks(body: memoryview) -> tuple[list[Chunk], bytes]:
+    """The columns of all row groups and the name of the writer, read from the footer.
+
+    pyarrow's own accessors are not safe: an exception in one ends the process.
+
+    Raises:
+        PackedError: The footer is none, or is too long.
+    """
+    (length,) = struct.unpack("<I", body[-8:-4]) if len(body) >= 12 else (0,)
+    if not length or bytes(body[-4:]) != _PARQUET_MAGIC or length + 12 > len(body):
+        raise PackedError("it has no footer")
+    if length > _MOST_FOOTER_BYTES:
+        raise PackedError(f"its footer has {length} bytes, at most {_MOST_FOOTER_BYTES} are read")
+    footer, _ = _Thrift(body[:-8], len(body) - 8 - length).read_struct(0)
+    try:
+        chunks = [
+            _chunk(column[3, _STRUCT], len(body))
+            for group in footer.get((4, _LIST), ())
+            for column in group.get((1, _LIST), ())
+        ]
+        return chunks, footer.get((6, _BINARY), b"")
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        raise PackedError("its footer contradicts itself") from None
+
+
+def _chunk(metadata: Struct, most: int) -> Chunk:
+    start, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
+    if dictionary:
+        start = min(start, dictionary)
+    end, values = start + metadata[7, _I64], metadata[5, _I64]
+    if not 0 < start <= end <= most or values < 0:
+        raise PackedError("a column lies outside the file")
+    return Chunk(b".".join(metadata[3, _LIST]).decode(), values, start, end)
 
 
 def parquet_page_bytes(body: memoryview, start: int, end: int) -> int:
@@ -35,11 +94,11 @@ def parquet_page_bytes(body: memoryview, start: int, end: int) -> int:
         if pages > _MOST_PAGES:
             raise PackedError(f"a column has more than {_MOST_PAGES} pages")
         header, start = _Thrift(body[:end], start).read_struct(0)
-        unpacked, packed = header.get(2), header.get(3)
-        if not isinstance(unpacked, int) or not isinstance(packed, int) or min(unpacked, packed) < 0:
+        unpacked, packed = header.get((2, _I32), -1), header.get((3, _I32), -1)
+        if min(unpacked, packed) < 0:
             raise PackedError("a page has no size")
-        for kind, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and 2
-            if isinstance(header.get(kind), dict) and header[kind].get(encoding) == _PREFIX_ENCODING:
+        for data, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and 2
+            if header.get((data, _STRUCT), {}).get((encoding, _I32)) == _PREFIX_ENCODING:
                 raise PackedError("encoding DELTA_BYTE_ARRAY is not read: write it with another one")
         total += unpacked
         start += packed
@@ -47,23 +106,28 @@ def parquet_page_bytes(body: memoryview, start: int, end: int) -> int:
 
 
 class _Thrift:
-    """Reads a struct of Thrift's compact protocol; of lists and texts only their ends."""
+    """Reads structs of Thrift's compact protocol as dicts by number and type of their fields.
+
+    A field of another type than a reader expects is none for it, as in Thrift's own code.
+    """
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
         self._at = at
 
-    def read_struct(self, depth: int) -> tuple[dict[int, Any], int]:
+    def read_struct(self, depth: int) -> tuple[Struct, int]:
         if depth > _DEEPEST:
-            raise PackedError("a page header is nested too deep")
-        fields: dict[int, Any] = {}
+            raise PackedError("a struct is nested too deep")
+        fields: Struct = {}
         number = 0
         while (head := self._byte()) != 0:
             delta, kind = head >> 4, head & 15
             number = number + delta if delta else self._zigzag()
             if len(fields) >= _MOST_FIELDS:
-                raise PackedError("a page header has too many fields")
-            fields[number] = self._value(kind, depth)
+                raise PackedError("a struct has too many fields")
+            if (number, kind) in fields:
+                raise PackedError("a struct has a field twice")
+            fields[number, kind] = self._value(kind, depth)
         return fields, self._at
 
     def _value(self, kind: int, depth: int) -> Any:
@@ -77,14 +141,23 @@ class _Thrift:
             case 7:
                 return self._skip(8)
             case 8:
-                return self._skip(self._varint())
+                size, start = self._varint(), self._at
+                self._skip(size)
+                return bytes(self._data[start : self._at])
+            case 9 | 10:
+                head = self._byte()
+                size = self._varint() if head >> 4 == 15 else head >> 4
+                if size > len(self._data) - self._at:
+                    raise PackedError("a list is longer than the file")
+                # An element is a byte at least, also a bool.
+                return [self._value(head & 15 if head & 15 > 2 else 3, depth) for _ in range(size)]
             case 12:
                 return self.read_struct(depth + 1)[0]
-        raise PackedError(f"a page header has a field of type {kind}")
+        raise PackedError(f"a struct has a field of type {kind}")
 
     def _byte(self) -> int:
         if self._at >= len(self._data):
-            raise PackedError("a page header is cut off")
+            raise PackedError("a struct is cut off")
         self._at += 1
         return self._data[self._at - 1]
 
@@ -97,13 +170,15 @@ class _Thrift:
                 return value
             shift += 7
             if shift > 63:
-                raise PackedError("a page header has a number that is too long")
+                raise PackedError("a struct has a number that is too long")
 
     def _zigzag(self) -> int:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, count: int) -> None:
+        if count > len(self._data) - self._at:
+            raise PackedError("a struct is cut off")
         self._at += count
 
 

@@ -24,6 +24,7 @@ from conch.core.tensor import Array
 from conch_engines.model_config import parameter_texts
 from conch_engines.trees import fil_parameters
 from conch_engines.trees.boosters import Contributions, has_contributions, open_contributions
+from conch_engines.trees.feature_columns import add_columns
 from conch_engines.trees.fil_parameters import FilParameters, read_parameters, warn_of_removed
 from conch_engines.trees.forest import Forest, Gtil, TreeliteEngine
 from conch_engines.trees.model_files import FILE_NAMES, OF_XGBOOST, find_model, text_of, wrong_kind
@@ -83,6 +84,7 @@ class FilBackend(Backend):
         if classifier and fil_parameters.THRESHOLD not in parameters:
             added[fil_parameters.THRESHOLD] = "0.5"
         given |= {key: {"string_value": value} for key, value in added.items()}
+        add_columns(config, forest.columns)
         proba = bool(fil_parameters.boolean(parameters, fil_parameters.PREDICT_PROBA))
         complete_batching(config)
         values = _values(forest, classifier, proba)

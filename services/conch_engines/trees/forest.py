@@ -25,6 +25,7 @@ from conch.core.engine_text import engine_text, without_places
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import Array
 from conch_engines.trees.checkpoint import MAJOR, check_checkpoint
+from conch_engines.trees.feature_columns import Columns, named_columns, xgboost_columns
 from conch_engines.trees.lightgbm_text import read_lightgbm
 from conch_engines.trees.model_files import (
     CHECKPOINT,
@@ -99,31 +100,35 @@ class TreeliteEngine:
                 frontend = self._treelite.frontend
                 parse = frontend.from_xgboost_json if kind == XGBOOST_JSON else frontend.from_xgboost_ubjson
                 loaded = parse(content, allow_unknown_field=allow_unknown_field)
+                columns = xgboost_columns(source.document, source.features)
             else:
                 iterations, warnings = choose_iterations(None, best_iteration, path, model)
-                loaded = self._load(path, kind, model)
+                loaded, columns = self._load(path, kind, model)
             if kind != CHECKPOINT:
                 check_checkpoint(loaded.serialize_bytes())
         except (DamagedError, self._treelite.TreeliteError, OSError, UnicodeDecodeError) as error:
             raise unreadable(path, kind, model, self._messages.last or _reason(error)) from error
-        return Forest(self, loaded, model, iterations, warnings)
+        return Forest(self, loaded, model, iterations, warnings, columns)
 
-    def _load(self, path: Path, kind: str, model: str) -> Any:
+    def _load(self, path: Path, kind: str, model: str) -> tuple[Any, Columns]:
+        """The forest, and the columns of files that name them."""
         treelite = self._treelite
         if kind == CHECKPOINT:
-            return self._load_checkpoint(path)
+            return self._load_checkpoint(path), ()
         if kind == LIGHTGBM:
-            if read_lightgbm(path.read_bytes()).zero_is_missing:
+            header = read_lightgbm(path.read_bytes())
+            if header.zero_is_missing:
                 raise InvalidArgumentError(
                     f"unable to load '{path}' for model '{model}': it was trained with zero_as_missing, "
                     f"which backend 'fil' cannot honour; set backend: \"lightgbm\", or train it without"
                 )
-            return treelite.frontend.load_lightgbm_model(path)
+            return treelite.frontend.load_lightgbm_model(path), header.columns
         if kind == XGBOOST:
-            return treelite.frontend.load_xgboost_model_legacy_binary(path)
+            return treelite.frontend.load_xgboost_model_legacy_binary(path), ()
         estimator = open_estimator(path, model)
         try:
-            return treelite.sklearn.import_model(estimator)
+            names = list(getattr(estimator, "feature_names_in_", ()))
+            return treelite.sklearn.import_model(estimator), named_columns(names, len(names))
         except Exception as error:  # of treelite, or of the estimator that it reads
             raise InvalidArgumentError(
                 f"unable to load model '{model}': treelite can't convert {type(estimator).__name__} of "
@@ -180,15 +185,23 @@ class Forest:
         is_classifier: True if it was trained as one.
         iterations: Iterations of the booster that are used; 0 for all.
         warnings: Choices that the config leaves open.
+        columns: Names and categories of the features.
     """
 
     def __init__(
-        self, engine: TreeliteEngine, loaded: Any, model: str, iterations: int, warnings: tuple[str, ...]
+        self,
+        engine: TreeliteEngine,
+        loaded: Any,
+        model: str,
+        iterations: int,
+        warnings: tuple[str, ...],
+        columns: Columns = (),
     ) -> None:
         self.engine = engine
         self.loaded = loaded
         self.iterations = iterations
         self.warnings = warnings
+        self.columns = columns
         header = self._header = loaded.get_header_accessor()
         targets = int(header.get_field("num_target")[0])
         if targets != 1:

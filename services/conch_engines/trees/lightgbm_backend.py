@@ -58,7 +58,7 @@ class LightgbmBackend(NamedOutputsBackend):
             outputs[CONTRIBUTIONS] = "FP64", contribution_dims(header.outputs, header.features)
         if header.classifies:
             outputs[PREDICT_PROBA] = "FP64", (max(header.outputs, 2),)
-        return Offer(header.features, "FP64", outputs, {})
+        return Offer(header.features, "FP64", outputs, {}, features_by_name=header.columns)
 
     def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the booster."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conch.core.tensor import Array
+from conch_engines.trees.feature_columns import Columns, lightgbm_columns
 from conch_engines.trees.model_files import DamagedError
 
 _TREE = b"Tree="
@@ -43,6 +44,7 @@ class LightgbmHeader:
         averages: True if the output is the mean of the trees, as of a random forest.
         zero_is_missing: True if a split takes zeros for missing values.
         linear: True if leaves hold linear models.
+        columns: Names and categories of the features.
     """
 
     features: int
@@ -52,6 +54,7 @@ class LightgbmHeader:
     averages: bool
     zero_is_missing: bool
     linear: bool
+    columns: Columns = ()
 
     @property
     def classifies(self) -> bool:
@@ -96,7 +99,10 @@ def read_lightgbm(text: bytes) -> LightgbmHeader:
         raise DamagedError(f"{len(parts)} trees for {outputs} outputs")
     objective = fields.get(b"objective", b"").decode(errors="replace")
     averages = b"average_output" in fields
-    return LightgbmHeader(features, outputs, len(parts), objective, averages, zero_is_missing, linear)
+    columns = lightgbm_columns(fields, text[end:], features)
+    return LightgbmHeader(
+        features, outputs, len(parts), objective, averages, zero_is_missing, linear, columns
+    )
 
 
 def _is_utf8(text: bytes) -> bool:

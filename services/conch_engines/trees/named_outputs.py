@@ -20,6 +20,7 @@ from conch.core.backend import Backend, BackendModel
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_engines.model_config import parameter_texts
+from conch_engines.trees.feature_columns import Columns, add_columns
 from conch_engines.trees.fil_parameters import CPU_THREADS, cpu_threads
 from conch_engines.trees.model_files import find_model, wrong_kind
 from conch_engines.trees.shared_model import (
@@ -54,6 +55,9 @@ class Offer:
         optional: Datatype and dims per row of inputs that a config may add, by name.
         columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
         rows: True if the columns may come as rows of one input.
+        features_by_name: Names and categories of the features of rows.
+        column_rules: Rules of columns that are inputs, where they have more than a datatype.
+        nulls: The null of the training by column of texts that may be missing.
         iterations: Iterations of a booster that are used; 0 for all.
         warnings: Choices that the config leaves open.
     """
@@ -64,6 +68,9 @@ class Offer:
     optional: Mapping[str, tuple[str, tuple[int, ...]]]
     columns: Mapping[str, str] = field(default_factory=dict)
     rows: bool = True
+    features_by_name: Columns = ()
+    column_rules: Columns = ()
+    nulls: Mapping[str, Any] = field(default_factory=dict)
     iterations: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -129,6 +136,8 @@ class NamedOutputsBackend(Backend):
         names = [each.get("name", "") for each in config.get("input") or ()]
         signature = offer.signature(dict.fromkeys(names, ""), {})
         complete_tensors(config, "input", (*signature.inputs, *signature.initialized), offer.widths(names))
+        by_rows = offer.widths(names).keys() == {INPUT}
+        add_columns(config, offer.features_by_name if by_rows else offer.column_rules)
         by_default = [name for name in (PREDICT, PREDICT_PROBA) if name in offer.outputs]
         complete_tensors(config, "output", signature.outputs, by_default)
         return config

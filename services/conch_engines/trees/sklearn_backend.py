@@ -13,6 +13,7 @@ import numpy as np
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
+from conch_engines.trees.feature_columns import Columns, named_columns, usable_categories
 from conch_engines.trees.fil_parameters import CPU_THREADS
 from conch_engines.trees.model_files import SKLEARN, TRUSTED_TYPES, missing_package, open_estimator
 from conch_engines.trees.named_outputs import (
@@ -25,6 +26,7 @@ from conch_engines.trees.named_outputs import (
     NamedOutputsBackend,
     Offer,
 )
+from conch_frames.column_rules import columns_of_spec
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ _DTYPES = {"FP64": np.float64, "INT64": np.int64, "BOOL": np.bool_}
 
 
 _TEXT = np.array(["text"], object)
+_NULL = "\0"
+"""Text of a missing value, in columns of texts that may miss some."""
+_KNOWN = object()
+"""Stands for no null."""
 
 
 class SklearnBackend(NamedOutputsBackend):
@@ -81,7 +87,22 @@ class SklearnBackend(NamedOutputsBackend):
                 continue  # such as probabilities of a model trained without them
             if len(array) == 1 and array.dtype.kind in _DATATYPES:
                 outputs[name] = _DATATYPES[array.dtype.kind], (max(array.size, 1),)
-        return Offer(features, "BYTES" if by_texts else "FP64", outputs, {}, columns, by_rows)
+        nulls = {
+            name: null
+            for name, null in _by_column(estimator, list(columns), _null).items()
+            if columns.get(name) == "BYTES"
+        }
+        return Offer(
+            features,
+            "BYTES" if by_texts else "FP64",
+            outputs,
+            {},
+            columns,
+            by_rows,
+            features_by_name=named_columns(list(columns), features),
+            column_rules=_column_rules(estimator, columns, nulls),
+            nulls=nulls,
+        )
 
     def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:
         """Opens the estimator with one thread: instances share the cores, and joblib's pools are slow."""
@@ -90,21 +111,35 @@ class SklearnBackend(NamedOutputsBackend):
             log.warning("model '%s': its config trusts types that could run code: %s", spec.name, trusted)
         estimator = open_estimator(path, spec.name, trusted)
         _set_single_thread(estimator, set())
-        return _SklearnFunction(_functions(estimator), offer, spec.name)
+        rules = columns_of_spec(spec).rules
+        nulls = {
+            name: (rule.null.encode(), offer.nulls.get(name, np.nan))
+            for name, rule in rules.items()
+            if rule.null is not None
+        }
+        return _SklearnFunction(_functions(estimator), offer, spec.name, nulls)
 
 
 class _SklearnFunction:
-    def __init__(self, functions: dict[str, Callable[[Any], Any]], offer: Offer, model: str) -> None:
+    def __init__(
+        self,
+        functions: dict[str, Callable[[Any], Any]],
+        offer: Offer,
+        model: str,
+        nulls: Mapping[str, tuple[bytes, Any]],
+    ) -> None:
         self._functions = functions
         self._columns = tuple(offer.columns)
         self._by_texts = offer.datatype == "BYTES"
         self._model = model
+        self._nulls = nulls
         self._datatypes = {name: datatype for name, (datatype, _) in offer.outputs.items()}
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         rows: Any = inputs.get(INPUT)
         if rows is None or INPUT in self._columns:
-            rows = _frame({name: _column(inputs[name]) for name in self._columns}, self._model)
+            columns = {name: _column(inputs[name], self._nulls.get(name)) for name in self._columns}
+            rows = _frame(columns, self._model)
         elif self._by_texts:
             rows = _column(rows)
         return {
@@ -150,16 +185,24 @@ def _frame(columns: Mapping[str, Array], model: str) -> Any:
     except ModuleNotFoundError as error:
         purpose = "a scikit-learn model with columns by name"
         raise missing_package(error, model, purpose, "pandas") from error
-    return pd.DataFrame(dict(columns))
+    # As objects: pandas has another null in texts than None, which scikit-learn tells apart.
+    return pd.DataFrame({name: pd.Series(each, dtype=each.dtype) for name, each in columns.items()})
 
 
-def _column(array: Array) -> Array:
-    """An input as a column; texts become `str`, as scikit-learn compares them with those of the training."""
+def _column(array: Array, null: tuple[bytes, Any] | None = None) -> Array:
+    """An input as a column; texts become `str`, as scikit-learn compares them with those of the training.
+
+    Args:
+        array: The input.
+        null: The text that stands for a missing one, and the null of the training.
+    """
     column: Array = array[:, 0]
     if column.dtype.kind != "O":
         return column
     texts = np.empty(len(column), object)
     texts[:] = [each.decode(errors="replace") for each in column.tolist()]
+    if null is not None:
+        texts[np.fromiter((each == null[0] for each in column.tolist()), np.bool_, len(column))] = null[1]
     return texts
 
 
@@ -169,24 +212,48 @@ def _column_values(estimator: Any) -> dict[str, Any]:
     The file has no types of columns: those of categories and texts are known, all others count as numbers.
     """
     names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    return {**dict.fromkeys(names, 0.0), **_known_values(estimator, names)}
+    return {**dict.fromkeys(names, 0.0), **_by_column(estimator, names, _values)}
 
 
-def _known_values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Values of the columns that a fitted transformer knows from its training."""
+def _column_rules(estimator: Any, columns: Mapping[str, str], nulls: Mapping[str, Any]) -> Columns:
+    """Rules of columns: the categories of encoders that refuse others, and a text for nulls."""
+    categories = _by_column(estimator, list(columns), _categories)
+    rules = []
+    for name in columns:
+        rule: dict[str, Any] = {"name": name}
+        if categories.get(name):
+            rule["categories"] = categories[name]
+        if name in nulls:
+            rule["null"] = _NULL
+        if len(rule) > 1:
+            rules.append(rule)
+    return tuple(rules)
+
+
+Read = Callable[[Any, Sequence[str]], dict[str, Any]]
+
+
+def _by_column(transformer: Any, names: Sequence[str], read: Read) -> dict[str, Any]:
+    """Facts about columns that a function reads of each fitted transformer that takes them."""
     if hasattr(transformer, "transformers_"):  # ColumnTransformer
         return _merged(
-            _known_values(part, _selected(columns, names)) for _, part, columns in transformer.transformers_
+            _by_column(part, _selected(columns, names), read)
+            for _, part, columns in transformer.transformers_
         )
     if hasattr(transformer, "transformer_list"):  # FeatureUnion
-        return _merged(_known_values(part, names) for _, part in transformer.transformer_list)
+        return _merged(_by_column(part, names, read) for _, part in transformer.transformer_list)
     if hasattr(transformer, "steps"):  # Pipeline
         found: dict[str, Any] = {}
         for _, step in transformer.steps:
-            found |= _known_values(step, names)
+            found |= _by_column(step, names, read)
             if not hasattr(step, "statistics_"):  # only imputers keep the columns
                 break
         return found
+    return read(transformer, names)
+
+
+def _values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A value of each column."""
     if hasattr(transformer, "vocabulary_"):
         return {name: next(iter(transformer.vocabulary_)) for name in names}
     known = getattr(transformer, "categories_", None)
@@ -197,6 +264,30 @@ def _known_values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
         name: next((each for each in values if not _is_missing(each)), "")
         for name, values in zip(names, known, strict=False)
     }
+
+
+def _categories(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The values that an encoder knows, if it refuses others."""
+    if getattr(transformer, "handle_unknown", "") != "error":
+        return {}
+    known = getattr(transformer, "categories_", ())
+    return {
+        name: usable_categories([each for each in np.asarray(values).tolist() if not _is_missing(each)])
+        for name, values in zip(names, known, strict=False)
+    }
+
+
+def _null(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The null that an imputer replaces, or an encoder knows as a category."""
+    if hasattr(transformer, "statistics_"):
+        null = getattr(transformer, "missing_values", np.nan)
+        return dict.fromkeys(names, null) if _is_missing(null) else {}
+    known = getattr(transformer, "categories_", ())
+    found = {
+        name: next((each for each in np.asarray(values).tolist() if _is_missing(each)), _KNOWN)
+        for name, values in zip(names, known, strict=False)
+    }
+    return {name: null for name, null in found.items() if null is not _KNOWN}
 
 
 def _is_missing(value: Any) -> bool:

@@ -20,6 +20,7 @@ from conch_engines.trees.boosters import (
     open_xgboost,
     xgboost_contributions,
 )
+from conch_engines.trees.feature_columns import xgboost_columns
 from conch_engines.trees.fil_parameters import BEST_ITERATION, CPU_THREADS, boolean
 from conch_engines.trees.model_files import XGBOOST_JSON, XGBOOST_UBJ, DamagedError, unreadable
 from conch_engines.trees.named_outputs import (
@@ -83,6 +84,7 @@ class XgboostBackend(NamedOutputsBackend):
             optional,
             iterations=iterations,
             warnings=warnings,
+            features_by_name=xgboost_columns(found.document, found.features),
         )
 
     def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:

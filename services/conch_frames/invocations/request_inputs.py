@@ -33,6 +33,8 @@ def request_tensors(request: FrameRequest, interface: FrameInterface) -> dict[st
     if isinstance(data, Table) and _has_arrays(data, columns):
         data = data.columns
     if isinstance(data, Table):
+        if data.columns and not data.rows:
+            raise FrameError("", None, "it has no rows")
         inputs = table_tensors(data, columns)
     elif isinstance(data, dict):
         inputs = _named(data, columns)
