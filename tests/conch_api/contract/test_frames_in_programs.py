@@ -25,8 +25,8 @@ import conch
 ROWS = 300
 
 
-def people(missing: bool = True) -> pd.DataFrame:
-    """Rows with numbers, whole numbers, booleans, texts and categories, and with an index of their own."""
+def people() -> pd.DataFrame:
+    """Rows with numbers, whole numbers, booleans, texts, categories and nulls, and with an index of their own."""
     random = np.random.default_rng(7)
     frame = pd.DataFrame(
         {
@@ -39,9 +39,8 @@ def people(missing: bool = True) -> pd.DataFrame:
         },
         index=pd.Index(range(1000, 1000 + ROWS), name="id"),
     )
-    if missing:
-        for number, name in enumerate(("income", "city", "visits")):
-            frame.loc[frame.index[number :: 3 * (number + 2)], name] = None
+    for number, name in enumerate(("income", "city", "visits")):
+        frame.loc[frame.index[number :: 3 * (number + 2)], name] = None
     return frame
 
 
@@ -160,7 +159,7 @@ def test_a_row_of_a_frame_is_a_sample(server: conch.Server, pipeline: Pipeline) 
             "column 'plan', row 200: 'gold' is no category of the model: 'pro', 'basic'",
         ),
         ({"age": 30.5}, "column 'age', row 200: 30.5 is no whole number, and the model takes INT64"),
-        ({"age": None}, "column 'age', row 200: is null, which INT64 can't be"),
+        ({"age": None}, "column 'age', row 200: it is null, which INT64 can't be"),
         ({"visits": 2**53 + 1}, "column 'visits', row 200: 9007199254740993 is a whole number beyond"),
         ({"city": 7}, "column 'city', row 200: must have texts, not 7"),
     ],
@@ -243,7 +242,7 @@ def test_a_request_that_can_not_be_read_fails_alone() -> None:
 
 
 def test_a_model_of_a_repository_has_the_answers_of_its_pipeline(tmp_path: Path) -> None:
-    frame = people(missing=False)
+    frame = PEOPLE
     pipeline = fitted(frame)
     version = tmp_path / "people" / "1"
     version.mkdir(parents=True)

@@ -205,7 +205,12 @@ def test_a_run_goes_on_from_the_row_that_it_names(
             "column 'x', row 1: 2.5 is no whole number",
         ),
         (["--csv", "FILE", "--start-row", "9"], "x\n1\n", 1, "it has 1 rows, and 9 are to be left out"),
-        (["--rows", "FILE", "--format", "jsonl"], '{"x": 1}\n{"x": null}', 1, "column 'x', row 1: is null"),
+        (
+            ["--rows", "FILE", "--format", "jsonl"],
+            '{"x": 1}\n{"x": null}',
+            1,
+            "column 'x', row 1: it is null",
+        ),
         (["--rows", "FILE", "--format", "jsonl"], '{"x": 1}\n\n[1]', 1, "row 1: it is no JSON object"),
         (["--rows", "FILE", "--format", "parquet"], "PAR1", 1, "it is no Parquet that can be read"),
     ],
