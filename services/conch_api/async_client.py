@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -86,23 +86,33 @@ class AsyncClient(ClientBase):
         """As `conch.Client.infer_batch`."""
         return await self._infer(inputs, named, parameters, sample=False)
 
-    async def infer_frame(self, frame: Any, *, parameters: Mapping[str, Parameter] | None = None) -> Any:
+    async def infer_frame(
+        self,
+        frame: Any,
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Any:
         """As `conch.Client.infer_frame`."""
         known = self._signature
         try:
-            return await self._run_frame(await self._known(), frame, parameters)
+            return await self._run_frame(await self._known(), frame, outputs, parameters)
         except FrameError:
             if known is None:
                 raise
         self._signature = None
-        return await self._run_frame(await self._known(), frame, parameters)
+        return await self._run_frame(await self._known(), frame, outputs, parameters)
 
     async def _run_frame(
-        self, signature: Signature, frame: Any, parameters: Mapping[str, Parameter] | None
+        self,
+        signature: Signature,
+        frame: Any,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
     ) -> Any:
         run = self._frame_run(signature, frame)
         calls = (
-            self._ask(signature, self._frame_request(inputs, parameters), sample=False)
+            self._ask(signature, self._frame_request(inputs, outputs, parameters), sample=False)
             for inputs in run.requests()
         )
         return await run_in_order_async(run, calls)

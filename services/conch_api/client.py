@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -90,12 +90,19 @@ class Client(ClientBase):
         """As `infer_sample`, with arrays as they are."""
         return self._infer(inputs, named, parameters, sample=False)
 
-    def infer_frame(self, frame: Any, *, parameters: Mapping[str, Parameter] | None = None) -> Any:
+    def infer_frame(
+        self,
+        frame: Any,
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Any:
         """Runs the rows of a frame, in batches that are open side by side, and joins the outputs.
 
         Args:
             frame: A DataFrame of pandas or polars, a table of pyarrow, or a mapping of columns by name. The
                 model's columns are found by name, others are left out; docs/frames.md has the conversions.
+            outputs: Names of the requested outputs; by default all.
             parameters: Request parameters.
 
         Returns:
@@ -108,19 +115,25 @@ class Client(ClientBase):
         """
         known = self._signature
         try:
-            return self._run_frame(self._known(), frame, parameters)
+            return self._run_frame(self._known(), frame, outputs, parameters)
         except FrameError:
             if known is None:
                 raise
         self._signature = None  # the model may have been replaced
-        return self._run_frame(self._known(), frame, parameters)
+        return self._run_frame(self._known(), frame, outputs, parameters)
 
-    def _run_frame(self, signature: Signature, frame: Any, parameters: Mapping[str, Parameter] | None) -> Any:
+    def _run_frame(
+        self,
+        signature: Signature,
+        frame: Any,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Any:
         run = self._frame_run(signature, frame)
         begin = _GrpcCall if self._url.grpc else _HttpCall
         limits = {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
         sent = (
-            begin(self._client, signature, {**self._frame_request(inputs, parameters), **limits})
+            begin(self._client, signature, {**self._frame_request(inputs, outputs, parameters), **limits})
             for inputs in run.requests()
         )
         return run_in_order(run, sent)

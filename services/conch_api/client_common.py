@@ -255,10 +255,16 @@ class ClientBase:
         return FrameRun(frame, signature.columns)
 
     def _frame_request(
-        self, inputs: Mapping[str, Tensor], parameters: Mapping[str, Parameter] | None
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
     ) -> dict[str, Any]:
         arrays = {name: (tensor.datatype, tensor.numpy()) for name, tensor in inputs.items()}
-        return self._asking_for(arrays, parameters)
+        request = self._asking_for(arrays, parameters)
+        if outputs:
+            request["outputs"] = [self._tensors.InferRequestedOutput(name) for name in outputs]
+        return request
 
     def _asking_for(
         self, arrays: Mapping[str, tuple[str, Array]], parameters: Mapping[str, Parameter] | None

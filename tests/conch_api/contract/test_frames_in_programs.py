@@ -26,7 +26,7 @@ ROWS = 300
 
 
 def people() -> pd.DataFrame:
-    """Rows with numbers, whole numbers, booleans, texts, categories and nulls, and with an index of their own."""
+    """Rows with numbers, booleans, texts, categories and nulls, and with an index of their own."""
     random = np.random.default_rng(7)
     frame = pd.DataFrame(
         {
@@ -248,8 +248,11 @@ def test_a_model_of_a_repository_has_the_answers_of_its_pipeline(tmp_path: Path)
     version.mkdir(parents=True)
     skops.io.dump(pipeline, version / "model.skops")
     (version.parent / "config.pbtxt").write_text('backend: "sklearn"')
-    server = conch.Server(tmp_path, grpc_port=0, http_port=None, metrics_port=None, grpc_address="127.0.0.1")
+    server = conch.Server(tmp_path, grpc_port=0, http_port=0, metrics_port=None, grpc_address="127.0.0.1")
     with local_server(), server:
+        for url in (server.grpc_url, server.http_url):
+            with conch.Client(str(url), "people") as client:
+                assert list(client.infer_frame(frame, outputs=["predict"])) == ["predict"]
         for way in (directly, over_grpc):
             found = way(server, "people", frame)
             assert found["predict"].tolist() == pipeline.predict(frame).tolist()
