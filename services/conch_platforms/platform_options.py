@@ -99,7 +99,7 @@ class SageMakerSettings:
         "--sagemaker-inference-type",
         TEXT,
         "infer",
-        "protocol of inference requests; invocations: MLflow's scoring protocol",
+        "protocol of inference requests; invocations: rows in JSON, CSV, Arrow or Parquet",
         choices=("infer", "generate", "generate_stream", _SCORING),
     )
     multi_model: bool = option(

@@ -11,7 +11,7 @@ import orjson
 
 from conch.core.tensor import Array
 from conch_frames.conversion import Table
-from conch_frames.csv_table import csv_lines, csv_text, rows_table
+from conch_frames.csv_table import csv_lines, csv_table, csv_text
 from conch_frames.frame_error import FrameError
 
 FORMATS = ("csv", "jsonl", "parquet")
@@ -96,15 +96,16 @@ class RowReader:
             self._read += len(block)
 
     def _csv(self, wants: Callable[[str], bool]) -> Iterator[Table]:
-        names: list[str] | None = None
+        head = b""
         for piece in _records(self._blocks(), quotes=True):
-            lines = csv_lines(_decoded(piece if names else piece.removeprefix(b"\xef\xbb\xbf")))
-            if names is None:
-                names = next(lines, None)
-                if names is None:
-                    continue
-            yield rows_table(names, lines, wants)
-        if names is None:
+            rows = piece
+            if not head:  # the first record, behind empty lines
+                rows = piece.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+                end = _first_record_end(rows)
+                head, rows = rows[:end], rows[end:]
+            if head:
+                yield csv_table((head if head.endswith(b"\n") else head + b"\n") + rows, wants)
+        if not head:
             raise FrameError("", None, "it is empty: CSV begins with a line of column names")
 
     def _json_lines(self, wants: Callable[[str], bool]) -> Iterator[Table]:
@@ -169,6 +170,17 @@ def _record_end(data: bytes) -> int:
         inside ^= data.count(b'"', max(before, 0), end) % 2
         end = before
     return end + 1
+
+
+def _first_record_end(data: bytes) -> int:
+    """Place behind the first line that ends outside of quotes."""
+    end = data.find(b"\n")
+    inside = data.count(b'"', 0, max(end, 0)) % 2
+    while end >= 0 and inside:
+        after = data.find(b"\n", end + 1)
+        inside ^= data.count(b'"', end, after if after >= 0 else len(data)) % 2
+        end = after
+    return end + 1 or len(data)
 
 
 def _decoded(piece: bytes) -> str:

@@ -53,7 +53,7 @@ def categorical(*values: Any) -> Any:
 DATES = pd.Series(pd.to_datetime(["2026-01-01", None])).to_numpy()
 CITIES = {"categories": ["NL", "DE"]}
 
-CONVERTED: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
+CONVERTED: list[tuple[Any, str, dict[str, Any], Any]] = [
     ([True, False], "BOOL", {}, [True, False]),
     ([True, None], "FP32", {}, [1, NAN]),
     ([True, False], "INT8", {}, [1, 0]),

@@ -261,7 +261,7 @@ def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path
             assert found.json()["predictions"] == [[4, 7]] * 9000
             for path, given, status, reason in (
                 ("scored", {"inputs": [1]}, 400, "several inputs"),
-                ("plain", body, 400, "no signature of MLflow"),
+                ("plain", {"dataframe_records": [{"C": 1}]}, 400, "input 'A' of model 'plain' has dims"),
                 ("missing", body, 404, "unknown model"),
                 ("scored/versions/other", body, 400, "'challenger' (2)"),
             ):

@@ -231,7 +231,7 @@ def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
 def test_the_signature_says_which_outputs_are_predictions() -> None:
     model = spec(TensorSpec("x", "FP64", (-1,)), outputs=("leaf", "predict", "margin"))
     entry = {"type": "double"}
-    declared = {("predict",): [entry], ("margin",): [{**entry, "name": "margin"}]}
+    declared: dict[tuple[str, ...], Any] = {("predict",): [entry], ("margin",): [{**entry, "name": "margin"}]}
     declared["leaf", "predict", "margin"] = [{**entry, "name": name} for name in "ab"]
     for names, entries in declared.items():
         interface = signature_interface(model, signature([entry], entries))

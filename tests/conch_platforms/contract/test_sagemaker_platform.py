@@ -120,7 +120,7 @@ def test_mlflows_scoring_protocol(tmp_path: Path) -> None:
             predicted = {"OUTPUT0": [[2 * each for each in row]], "OUTPUT1": [[0] * 16]}
             assert json.loads(answer) == {"predictions": predicted}
         status, _, answer = post(f"{url}/invocations", b"a\n1\n", Content_Type="text/csv")
-        assert status == 400 and b"has no 'INPUT0'" in answer
+        assert status == 400 and b"input 'INPUT0' of model 'simple' has dims" in answer
 
 
 def test_a_model_that_gets_no_memory(tmp_path: Path) -> None:

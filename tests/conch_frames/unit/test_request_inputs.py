@@ -1,0 +1,65 @@
+"""Rows of a request in parts, and arrays by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conch.core.tensor import Tensor
+from conch_frames.column_check import check_columns
+from conch_frames.column_rules import ModelInput
+from conch_frames.frame_error import FrameError
+from conch_frames.invocations.request_inputs import array_tensor, joined_rows, split_rows
+
+
+@given(st.integers(1, 9), st.integers(0, 4))
+def test_rows_are_split_by_the_batch_and_joined_again(count: int, most: int) -> None:
+    texts = Tensor.from_array("t", np.array([str(each).encode() for each in range(count)], object))
+    numbers = Tensor.from_array("n", np.arange(2 * count, dtype=np.int32).reshape(count, 2))
+    parts = split_rows({"t": texts, "n": numbers}, most)
+    assert len(parts) == (-(-count // most) if most else 1)
+    joined = joined_rows([list(part.values()) for part in parts])
+    assert [each.numpy().tolist() for each in joined] == [texts.numpy().tolist(), numbers.numpy().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("values", "datatype", "expected"),
+    [
+        ([[1, 2], [3, 4]], "FP32", [[1, 2], [3, 4]]),
+        ([[1, None]], "FP64", [[1, float("nan")]]),
+        ([["a"], ["b"]], "BYTES", [[b"a"], [b"b"]]),
+        ([[2**53 + 1, 1]], "INT64", [[2**53 + 1, 1]]),
+        ([[0.5, 1], [2**53 + 1, 1]], "FP64", "column 'x', row 1: 9007199254740993 is a whole number"),
+        ([[1, 2], [3]], "FP32", "column 'x': its values are no regular array"),
+        ([["a"], ["b", "c"]], "BYTES", "column 'x': its values are no regular array"),
+        ([["a"], [None]], "BYTES", "column 'x', row 1: it is null"),
+    ],
+)
+def test_an_array_of_more_dimensions_keeps_the_rules_of_a_column(
+    values: Any, datatype: str, expected: Any
+) -> None:
+    of = ModelInput("x", datatype, (-1, -1))
+    if isinstance(expected, str):
+        with pytest.raises(FrameError) as caught:
+            array_tensor(values, of)
+        assert caught.value.message.startswith(expected)
+    else:
+        assert np.array_equal(array_tensor(values, of).numpy(), np.array(expected), datatype == "FP64")
+
+
+def test_conch_check_finds_rules_that_contradict_the_inputs() -> None:
+    config: dict[str, Any] = {
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
+        "parameters": {"CONCH_COLUMNS": {"string_value": '["a"]'}},
+    }
+    (found,) = check_columns(config, Path(), None)
+    assert (found.severity, found.path) == ("error", "parameters")
+    assert "has 1 columns, and input 'x' has dims [-1, 2]" in found.message
+    assert not list(check_columns({**config, "input": [{"name": "x"}]}, Path(), None))
