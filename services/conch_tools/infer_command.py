@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -450,13 +450,17 @@ def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
             )
         except RowRunError as error:
             bar.clear()
+            with suppress(OSError):
+                writer.close()
             code = INTERRUPTED if error.interrupted else REFUSED if error.reached else UNREACHED
             other = " and another -o" if out_kind == "parquet" else ""
             go_on = f"go on with --start-row {error.next_row}{other}"
             return _failed(f"{error}\n{error.next_row} rows are written; {go_on}", code)
-        finally:
-            writer.close()
         bar.clear()
+        try:
+            writer.close()
+        except OSError as error:
+            return _failed(f"{target} can't be completed: {error.strerror or error}", REFUSED)
     rate = result.rows / max(result.seconds, 1e-9)
     print(f"{result.rows} rows, {result.seconds:.1f} s, {rate:,.0f} rows/s", file=sys.stderr)
     return DONE
