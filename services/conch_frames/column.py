@@ -14,6 +14,8 @@ import numpy as np
 from conch.core.tensor import Array
 from conch_frames.frame_error import FrameError
 
+_PLAIN_NUMBER = r"^[0-9+\-.eE]+$"
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -185,3 +187,28 @@ def _is_text(pa: Any, kind: Any) -> bool:
     types = pa.types
     tests = (types.is_string, types.is_large_string, types.is_string_view)
     return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
+
+
+def quick_column(name: str, cells: Any, kind: str, most: int) -> Column | None:
+    """Arrow's texts as values of a kind; None where they are to be looked at one by one.
+
+    Args:
+        name: The column.
+        cells: A chunked array of texts.
+        kind: ``text``, ``int``, ``float`` or ``bool``.
+        most: Floats from here on are looked at, as whole numbers may not be exact.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if kind == "text":
+        return column_of(name, cells.dictionary_encode())
+    if kind == "bool" or not pc.all(pc.match_substring_regex(cells, _PLAIN_NUMBER)).as_py():
+        return None
+    try:
+        column = column_of(name, cells.cast(pa.int64() if kind == "int" else pa.float64()))
+    except pa.ArrowInvalid:
+        return None
+    if kind == "float" and np.abs(column.values).max(initial=0.0) >= most:
+        return None
+    return column

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
-from conch_frames.column import Column, column_of
+from conch_frames.column import Column, column_of, quick_column
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
 from conch_frames.frame_error import FrameError
 
@@ -25,7 +25,7 @@ _MANTISSA: Final = {"FP16": 1 << 11, "FP32": 1 << 24, "FP64": 1 << 53}
 """Whole numbers up to which each is exact."""
 _MOST_NAMES = 20
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
-_NUMBER_SIGNS = frozenset("0123456789+-.eE")
+_NUMBER_SIGNS = b"0123456789+-.eE"
 _NOT_FINITE = {
     sign + name.lower(): float(sign + name) for sign in ("", "+", "-") for name in ("nan", "inf", "infinity")
 }
@@ -375,6 +375,11 @@ def _text_array(column: Column, rule: ColumnRule) -> Array:
             rule.name, _first(nulls), "it is null, and a text can't be: send another one, such as ''"
         )
     values = column.values.tolist()
+    if nulls is None and not rule.is_binary and rule.null is None and set(map(type, values)) == {str}:
+        try:
+            return _as_objects(list(map(str.encode, values)))
+        except UnicodeEncodeError:
+            pass  # said below, with its row
     if column.values.dtype.kind != "O" and values:
         present = np.ones(len(values), np.bool_) if nulls is None else ~nulls
         if present.any():
@@ -394,6 +399,12 @@ def _text_array(column: Column, rule: ColumnRule) -> Array:
             made[row] = encode(value, row, rule)
         else:
             raise FrameError(rule.name, row, _wrong(value, rule))
+    return made
+
+
+def _as_objects(values: list[bytes]) -> Array:
+    made = np.empty(len(values), object)
+    made[:] = values
     return made
 
 
@@ -519,9 +530,14 @@ def _date(text: str, row: int, rule: ColumnRule) -> np.datetime64:
 # Texts that stand for values
 
 
-def _parsed(cells: Sequence[str | None], rule: ColumnRule) -> Column:
+def _parsed(cells: Any, rule: ColumnRule) -> Column:
     """Cells of a format without types, as values of the rule's type."""
     kind = _cell_kind(rule)
+    if not isinstance(cells, Sequence):
+        quick = quick_column(rule.name, cells, kind, _MANTISSA.get(rule.datatype, _MANTISSA["FP64"]))
+        if quick is not None:
+            return quick
+        cells = cells.to_pylist()
     if kind != "text":
         cells = [each or None for each in cells]
     nulls = np.fromiter((each is None for each in cells), np.bool_, len(cells))
@@ -553,7 +569,7 @@ def _cell_kind(rule: ColumnRule) -> str:
 
 def _parsed_numbers(cells: Sequence[Any], kind: str, most: int) -> Array:
     """Numbers of cells. Raises ValueError: a cell is none, or may be a whole number beyond `most`."""
-    if kind == "bool" or not set().union(*cells) <= _NUMBER_SIGNS:
+    if kind == "bool" or "".join(cells).encode().translate(None, _NUMBER_SIGNS):
         raise ValueError
     if kind == "int":
         return np.array([int(each) for each in cells], np.int64)
@@ -586,7 +602,7 @@ def _parsed_cell(cell: str, kind: str) -> bool | int | float:
         raise ValueError
     if lower in _NOT_FINITE:
         return _NOT_FINITE[lower]
-    if not cell or not set(cell) <= _NUMBER_SIGNS:
+    if not cell or cell.encode().translate(None, _NUMBER_SIGNS):
         raise ValueError
     try:
         return int(cell)

@@ -103,7 +103,8 @@ def _json(given: Sequence[tuple[OutputRule, Tensor]]) -> bytes:
         lengths = {name: len(values) for name, values in listed.items()}
         if len(set(lengths.values())) > 1:
             raise InvalidArgumentError(f"the outputs of the model have different numbers of rows: {lengths}")
-        rows = zip(*(map(_plain, values) for values in listed.values()), strict=True)
+        plain = (each.tolist() if isinstance(each, np.ndarray) else each for each in listed.values())
+        rows = zip(*plain, strict=True)
         found = [dict(zip(listed, row, strict=True)) for row in rows]
     elif len(listed) == 1:
         (found,) = listed.values()
@@ -130,11 +131,6 @@ def _squeezed(array: Array, rule: OutputRule) -> Array:
     if array.ndim == rule.rank + 1 and array.shape[-1] == 1:
         return array[..., 0]
     return array
-
-
-def _plain(value: Any) -> Any:
-    """A value of a record."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _plain_texts(name: str, values: Array, binary: set[str]) -> Array:

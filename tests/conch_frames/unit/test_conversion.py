@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -305,6 +306,37 @@ def test_a_quoted_empty_field_is_a_text_and_an_empty_one_null(
     text: str, cells: list[list[str | None]]
 ) -> None:
     assert list(csv_table(text.encode()).columns.values()) == cells
+
+
+FILLER = [("1.5", "7", "word", "true")] * 6000
+"""Rows behind others, which make a body long enough for the quick parser."""
+ODD_CELLS = ("", "nan", "1e400", "007", "NA", "+1", ".5", "0x10", str(2**53 + 1), "9" * 30)
+CELL = st.text("0123456789+-.eE xn_ü", max_size=6) | st.sampled_from(ODD_CELLS)
+
+
+@given(
+    st.lists(st.tuples(CELL, CELL, CELL, st.sampled_from(["1", "true", "no", ""])), max_size=3), st.booleans()
+)
+def test_long_csv_is_read_by_a_quick_parser_as_by_the_careful_one(
+    rows: list[tuple[str, ...]], returns: bool
+) -> None:
+    datatypes = {"f": "FP64", "i": "INT64", "s": "STRING", "b": "BOOL"}
+    model = columns_of_config(config(datatypes, [{"name": "s", "null": "none"}]))
+    end = "\r\n" if returns else "\n"
+    lines = end.join(",".join(row) for row in [*rows, *FILLER])
+    found: list[str] = []
+    for names in ("f,i,s,b", '"f",i,s,b'):  # a quote anywhere is for the careful one
+        # In a thread, as servers do: in the main one pyarrow keeps a pipe for signals.
+        with ThreadPoolExecutor(1) as thread:
+            table = thread.submit(csv_table, f"{names}{end}{lines}".encode()).result()
+        assert isinstance(table.columns["f"], list) == ('"' in names)
+        try:
+            arrays = {name: each.numpy() for name, each in table_tensors(table, model).items()}
+        except FrameError as error:
+            found.append(error.message)
+        else:
+            found.append(repr({name: array.ravel()[:3].tolist() for name, array in arrays.items()}))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
