@@ -1,10 +1,13 @@
-"""Compares what clients see of two versions of a model. Pure."""
+"""Compares what clients see of two versions of a model. Pure, but for files that describe columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
+from conch_frames.column_rules import ColumnRule
+from conch_frames.interface import interface_of
 
 _ANY = -1
 
@@ -37,6 +40,26 @@ def _differences(stable: ModelSpec, candidate: ModelSpec) -> Iterator[str]:
         yield f"it has {'no ' if candidate.sequence is None else ''}sequence batching, unlike stable"
     elif _states(stable) != _states(candidate):
         yield "the states of its sequences differ from those of stable"
+    yield from _columns(stable, candidate)
+
+
+def _columns(stable: ModelSpec, candidate: ModelSpec) -> Iterator[str]:
+    """Columns that mean something else: a table is converted before a route has chosen the version."""
+    try:
+        own, others = interface_of(candidate).columns, interface_of(stable).columns
+    except InvalidArgumentError as error:
+        yield error.message
+        return
+    if others.matrix is not None and others.rules and list(others.rules) != list(own.rules):
+        yield f"the columns of input '{others.matrix.name}' are not those of stable, in its order"
+    for name, rule in others.rules.items():
+        if name in own.rules and _meaning(own.rules[name]) != _meaning(rule):
+            yield f"column '{name}' has other codes, dates or nulls than in stable"
+
+
+def _meaning(rule: ColumnRule) -> tuple[object, ...]:
+    """The parts of a rule by which the same value becomes another one in the tensor."""
+    return rule.categories if rule.codes else None, rule.unit, rule.null, rule.is_binary
 
 
 def _tensor(kind: str, stable: TensorSpec, candidate: TensorSpec | None) -> Iterator[str]:

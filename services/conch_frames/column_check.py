@@ -23,4 +23,4 @@ def check_columns(
     try:
         columns_of_config(config)
     except InvalidArgumentError as error:
-        yield FileFinding("error", error.message, path="parameters")
+        yield FileFinding("error", error.message, path=f'parameters["{COLUMNS_PARAMETER}"].string_value')

@@ -93,7 +93,7 @@ _ACCELERATORS: Mapping[str, frozenset[str]] = {
 
 _GENERAL = frozenset(
     {
-        *("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING"),
+        *("CONCH_CACHE_TTL", "CONCH_COLUMNS", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING"),
         *("CONCH_MEMORY_MB", "CONCH_GPU_MEMORY_MB", "CONCH_PINNED", "CONCH_KEEP_ALIVE_SECONDS"),
     }
 )

@@ -13,6 +13,7 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.powers import beyond_data, config_powers
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError, read_definition
+from conch_frames.column_rules import COLUMNS_PARAMETER
 
 HARMFUL = {
     *("CPU_EXTENSION_PATH", "CACHE_DIR", "TORCH_COMPILE_OPTIONAL_PARAMETERS"),
@@ -43,6 +44,7 @@ def test_each_parameter_is_on_one_list(name: str) -> None:
         known = f"{parameter}unknown" if parameter.endswith(("_", ".")) else parameter
         harmful = known != parameter or parameter in HARMFUL | RUNS_CODE
         assert bool(found(name, known)) is harmful, f"say in powers.py what '{parameter}' may do"
+    assert found(name, COLUMNS_PARAMETER) == []
     assert found(name, "anything_else") == ['parameters["anything_else"]']
 
 

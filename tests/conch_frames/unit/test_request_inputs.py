@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conch.core.errors import UnavailableError
 from conch.core.tensor import Tensor
 from conch_frames.column_check import check_columns
 from conch_frames.column_rules import ModelInput
 from conch_frames.frame_error import FrameError
+from conch_frames.invocations.replies import AcceptError, reply_type
+from conch_frames.invocations.request_body import ARROW_TYPE, PARQUET_TYPE, ContentTypeError, read_request
 from conch_frames.invocations.request_inputs import array_tensor, joined_rows, split_rows
+from conch_frames.libraries import frame_table
 
 
 @given(st.integers(1, 9), st.integers(0, 4))
@@ -60,6 +65,20 @@ def test_conch_check_finds_rules_that_contradict_the_inputs() -> None:
         "parameters": {"CONCH_COLUMNS": {"string_value": '["a"]'}},
     }
     (found,) = check_columns(config, Path(), None)
-    assert (found.severity, found.path) == ("error", "parameters")
+    assert (found.severity, found.path) == ("error", 'parameters["CONCH_COLUMNS"].string_value')
     assert "has 1 columns, and input 'x' has dims [-1, 2]" in found.message
     assert not list(check_columns({**config, "input": [{"name": "x"}]}, Path(), None))
+
+
+def test_without_pyarrow_its_formats_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    fix = r"pip install 'conch\[frames\]'"
+    for kind in (ARROW_TYPE, PARQUET_TYPE):
+        with pytest.raises(ContentTypeError, match=fix):
+            read_request(b"", kind, 0, bool)
+    with pytest.raises(AcceptError, match=fix):
+        reply_type(ARROW_TYPE)
+    with pytest.raises(UnavailableError, match=fix):
+        frame_table(np.zeros(1))
+    long = b"a\n" + b"1\n" * 40_000
+    assert read_request(long, "text/csv", 0, bool).data.rows == 40_000
