@@ -131,7 +131,7 @@ class _RowRun:
     ) -> Iterator[Callable[[], _Answer]]:
         """Sends each batch. Raises FrameError: a row does not fit the model; those before are sent."""
         first = self._start_row
-        for table in reader.tables(first, self._columns.rules.__contains__):
+        for table in reader.tables(first, self._columns.wants):
             wrong: FrameError | None = None
             try:
                 tensors = table_tensors(table, self._columns)

@@ -67,6 +67,9 @@ def server() -> Iterator[conch.Server]:
         return frame
 
     server.bind("picky", picky, example=pd.DataFrame({"x": [1]}), config=conch.ModelConfig(max_batch_size=16))
+    spaces = conch.ModelConfig(parameters={"CONCH_COLUMNS": '[{"name": "a_b", "spaces": true}]'})
+    tensors = [conch.Tensor("a_b", np.int64, (1,))], [conch.Tensor("twice", np.int64, (1,))]
+    server.bind("spaces", conch.batch(lambda a_b: 2 * a_b), *tensors, config=spaces)
     with local_server(), server:
         yield server
 
@@ -143,6 +146,14 @@ def test_standard_input_and_output(
     )
     assert code == 0
     assert [json.loads(line) for line in out.splitlines()] == [{"active": each} for each in FRAME["active"]]
+
+
+def test_a_column_has_spaces_where_the_model_s_library_wrote_others(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.csv").write_text("other,a b\n1,5\n")
+    code, out, errors = run(capsys, url, "spaces", "--csv", tmp_path / "in.csv")
+    assert (code, out) == (0, "twice\n10\n"), errors
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
