@@ -26,7 +26,8 @@ def add_columns(config: dict[str, Any], columns: Columns) -> None:
     """Completes a config whose input has all features, unless it names them itself."""
     if columns and COLUMNS_PARAMETER not in config.get("parameters", {}):
         entries = [entry["name"] if len(entry) == 1 else entry for entry in columns]
-        config.setdefault("parameters", {})[COLUMNS_PARAMETER] = {"string_value": json.dumps(entries, ensure_ascii=False)}
+        text = json.dumps(entries, ensure_ascii=False)
+        config.setdefault("parameters", {})[COLUMNS_PARAMETER] = {"string_value": text}
 
 
 def named_columns(names: Sequence[Any], features: int) -> Columns:
