@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +13,9 @@ from conch.core.current_span import outgoing_headers
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch_api.client_common import LOOK_S, STREAM_HEADERS, ClientBase, Signature, translated_errors
+from conch_api.frame_requests import run_in_order_async
 from conch_api.function_io import Result
+from conch_frames.frame_error import FrameError
 
 
 class AsyncClient(ClientBase):
@@ -84,6 +86,37 @@ class AsyncClient(ClientBase):
         """As `conch.Client.infer_batch`."""
         return await self._infer(inputs, named, parameters, sample=False)
 
+    async def infer_frame(
+        self,
+        frame: Any,
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Any:
+        """As `conch.Client.infer_frame`."""
+        known = self._signature
+        try:
+            return await self._run_frame(await self._known(), frame, outputs, parameters)
+        except FrameError:
+            if known is None:
+                raise
+        self._signature = None
+        return await self._run_frame(await self._known(), frame, outputs, parameters)
+
+    async def _run_frame(
+        self,
+        signature: Signature,
+        frame: Any,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Any:
+        run = self._frame_run(signature, frame)
+        calls = (
+            self._ask(signature, self._frame_request(inputs, outputs, parameters), sample=False)
+            for inputs in run.requests()
+        )
+        return await run_in_order_async(run, calls)
+
     def stream_sample(
         self,
         *inputs: npt.ArrayLike,
@@ -106,6 +139,9 @@ class AsyncClient(ClientBase):
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> Result:
         signature, request = await self._asked(inputs, named, parameters, sample)
+        return await self._ask(signature, request, sample)
+
+    async def _ask(self, signature: Signature, request: dict[str, Any], sample: bool) -> Result:
         with translated_errors(self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
                 response = await self._client.infer(**request, headers=outgoing_headers())

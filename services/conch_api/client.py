@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +17,9 @@ from conch.core.current_span import outgoing_headers
 from conch.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch_api.client_common import LOOK_S, STREAM_HEADERS, ClientBase, Signature, is_final, translated_errors
+from conch_api.frame_requests import MOST_OPEN, run_in_order
 from conch_api.function_io import Result
+from conch_frames.frame_error import FrameError
 
 
 class Client(ClientBase):
@@ -85,6 +89,54 @@ class Client(ClientBase):
     ) -> Result:
         """As `infer_sample`, with arrays as they are."""
         return self._infer(inputs, named, parameters, sample=False)
+
+    def infer_frame(
+        self,
+        frame: Any,
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Any:
+        """Runs the rows of a frame, in batches that are open side by side, and joins the outputs.
+
+        Args:
+            frame: A DataFrame of pandas or polars, a table of pyarrow, or a mapping of columns by name. The
+                model's columns are found by name, others are left out; docs/frames.md has the conversions.
+            outputs: Names of the requested outputs; by default all.
+            parameters: Request parameters.
+
+        Returns:
+            The outputs as a frame of the same library, with the index of pandas; one of several values for
+            each row has columns ``name_0``, ``name_1`` and so on.
+
+        Raises:
+            ConchError: An error of the server, or of a value that the model can't take: the text names
+                column and row.
+        """
+        known = self._signature
+        try:
+            return self._run_frame(self._known(), frame, outputs, parameters)
+        except FrameError:
+            if known is None:
+                raise
+        self._signature = None  # the model may have been replaced
+        return self._run_frame(self._known(), frame, outputs, parameters)
+
+    def _run_frame(
+        self,
+        signature: Signature,
+        frame: Any,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Any:
+        run = self._frame_run(signature, frame)
+        begin = _GrpcCall if self._url.grpc else _HttpCall
+        limits = {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
+        sent = (
+            begin(self._client, signature, {**self._frame_request(inputs, outputs, parameters), **limits})
+            for inputs in run.requests()
+        )
+        return run_in_order(run, sent)
 
     def stream_sample(
         self,
@@ -197,5 +249,51 @@ class Client(ClientBase):
             never.wait(min(LOOK_S, left))
 
     def _open(self) -> Any:
-        limits = {} if self._url.grpc or self._timeout_s is None else {"network_timeout": self._timeout_s}
+        limits: dict[str, Any] = {} if self._url.grpc else {"concurrency": MOST_OPEN}
+        if not self._url.grpc and self._timeout_s is not None:
+            limits["network_timeout"] = self._timeout_s
         return self._module.InferenceServerClient(self._url.address, ssl=self._url.tls, **limits)
+
+
+class _GrpcCall:
+    """A request that was sent over gRPC; a `Pending`."""
+
+    def __init__(self, client: Any, signature: Signature, request: dict[str, Any]) -> None:
+        self._signature = signature
+        self._answer: Future[Any] = Future()
+        with translated_errors():
+            self._call = client.async_infer(callback=self._done, headers=outgoing_headers(), **request)
+
+    def _done(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._answer.set_result(result)
+        else:
+            self._answer.set_exception(error)
+
+    def result(self) -> Result:
+        """The outputs, when they are there."""
+        with translated_errors():
+            return self._signature.result(self._answer.result(), sample=False)
+
+    def cancel(self) -> None:
+        """Gives the request up."""
+        self._call.cancel()
+
+
+class _HttpCall:
+    """A request that was sent over HTTP; a `Pending`. It goes on whenever the thread waits."""
+
+    def __init__(self, client: Any, signature: Signature, request: dict[str, Any]) -> None:
+        self._signature = signature
+        with translated_errors():
+            self._call = client.async_infer(headers=outgoing_headers(), **request)
+
+    def result(self) -> Result:
+        """The outputs, when they are there."""
+        with translated_errors():
+            return self._signature.result(self._call.get_result(), sample=False)
+
+    def cancel(self) -> None:
+        """Waits for the answer, which has no other end."""
+        with suppress(Exception):  # of tritonclient: the error of an earlier request is raised
+            self._call.get_result()

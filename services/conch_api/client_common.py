@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.request import Parameter
-from conch.core.tensor import Array, datatype_of
-from conch_api.array_conversion import input_array
+from conch.core.tensor import Array, Tensor, datatype_of
+from conch_api.array_conversion import as_sample, column_input, input_array, is_flat, is_scalar
+from conch_api.frame_requests import FrameRun
 from conch_api.function_io import Result
+from conch_frames.column_rules import ModelColumns, columns_of_config
 
 LOOK_S = 0.05
 """Polling interval of model readiness, in seconds."""
@@ -93,9 +96,18 @@ class Signature:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.name: str = config.get("name", "")
         self.inputs = {tensor["name"]: _datatype(tensor["data_type"]) for tensor in config.get("input", ())}
+        self._dims = {
+            tensor["name"]: [int(dim) for dim in tensor.get("dims", ())] for tensor in config.get("input", ())
+        }
         self.optional = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("optional")}
         self.batches = int(config.get("max_batch_size", 0)) > 0
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+        self._config = config
+
+    @cached_property
+    def columns(self) -> ModelColumns:
+        """The model's columns. Raises InvalidArgumentError: the config contradicts itself."""
+        return columns_of_config(self._config)
 
     def arrays(
         self, given: Sequence[npt.ArrayLike], named: Mapping[str, npt.ArrayLike], sample: bool
@@ -119,12 +131,23 @@ class Signature:
         return {name: (self.inputs[name], self._array(name, value, sample)) for name, value in named.items()}
 
     def _array(self, name: str, value: npt.ArrayLike, sample: bool) -> Array:
-        datatype = self.inputs[name]
+        datatype, dims = self.inputs[name], self._dims[name]
+        if self.batches and dims == [1] and (is_scalar(value) if sample else is_flat(value)):
+            array = column_input(name, [value] if sample else value, datatype, self.columns)
+            return self._brain_floats(datatype, array)
         array = input_array(name, value, "FP32" if datatype == "BF16" else datatype)
-        if datatype == "BF16" and datatype_of(array) in ("FP32", "BF16"):
-            # tritonclient takes arrays of ml_dtypes, before 26.06 of float32.
-            array = array.astype(import_module("tritonclient.utils").triton_to_np_dtype("BF16"), copy=False)
-        return array[np.newaxis] if sample and self.batches else array
+        array = self._brain_floats(datatype, array)
+        if not sample:
+            return array
+        array = as_sample(array, dims)
+        return array[np.newaxis] if self.batches else array
+
+    @staticmethod
+    def _brain_floats(datatype: str, array: Array) -> Array:
+        if datatype != "BF16" or datatype_of(array) not in ("FP32", "BF16"):
+            return array
+        # tritonclient takes arrays of ml_dtypes, before 26.06 of float32.
+        return array.astype(import_module("tritonclient.utils").triton_to_np_dtype("BF16"), copy=False)
 
     def result(self, response: Any, sample: bool) -> Result:
         """Converts a response of tritonclient."""
@@ -222,8 +245,32 @@ class ClientBase:
         sample: bool,
     ) -> dict[str, Any]:
         """Keyword arguments of tritonclient's methods for a request."""
+        return self._asking_for(signature.arrays(given, named, sample), parameters)
+
+    def _frame_run(self, signature: Signature, frame: Any) -> FrameRun:
+        if signature.decoupled:
+            raise InvalidArgumentError(
+                f"model '{self._model}' is decoupled, and may not answer row by row: use stream_batch"
+            )
+        return FrameRun(frame, signature.columns)
+
+    def _frame_request(
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> dict[str, Any]:
+        arrays = {name: (tensor.datatype, tensor.numpy()) for name, tensor in inputs.items()}
+        request = self._asking_for(arrays, parameters)
+        if outputs:
+            request["outputs"] = [self._tensors.InferRequestedOutput(name) for name in outputs]
+        return request
+
+    def _asking_for(
+        self, arrays: Mapping[str, tuple[str, Array]], parameters: Mapping[str, Parameter] | None
+    ) -> dict[str, Any]:
         inputs = []
-        for name, (datatype, array) in signature.arrays(given, named, sample).items():
+        for name, (datatype, array) in arrays.items():
             tensor = self._tensors.InferInput(name, list(array.shape), datatype)
             try:
                 tensor.set_data_from_numpy(array)

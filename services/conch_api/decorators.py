@@ -20,6 +20,7 @@ from conch.core.tensor import Array, datatype_of
 from conch.core.validation import shape_text
 from conch_api.array_conversion import array_of, encoded, listed
 from conch_api.coroutines import resolve_awaitable, resolve_awaitables
+from conch_api.frames import answered_columns
 from conch_api.function_io import Request
 from conch_api.model_context import ModelContext, current_context, model_context
 
@@ -32,6 +33,7 @@ Answers = Any
 Function = Callable[..., Any]
 
 _NOTHING = object()
+_MARK = "takes_requests"
 
 
 def sample(function: Function) -> Function:
@@ -49,7 +51,7 @@ def sample(function: Function) -> Function:
         answers = resolve_awaitables(calls, alone)
         return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
 
-    return run
+    return _of_requests(run)
 
 
 def batch(function: Function) -> Function:
@@ -64,7 +66,17 @@ def batch(function: Function) -> Function:
         rows = [_rows(request) for request in requests]
         return _each(function(*bound, **_joined(requests)), lambda outputs: _split(outputs, rows))
 
-    return run
+    return _of_requests(run)
+
+
+def takes_requests(function: Function) -> bool:
+    """True if a decorator made a function of requests of it."""
+    return bool(getattr(function, _MARK, False))
+
+
+def _of_requests(function: Function) -> Function:
+    function.__dict__[_MARK] = True  # `wraps` of decorators above copies it
+    return function
 
 
 @overload
@@ -313,7 +325,7 @@ def _split(outputs: Outputs, rows: Sequence[int]) -> list[Outputs]:
             )
         return array
 
-    outputs = _mapped(outputs, check)
+    outputs = _mapped(answered_columns(outputs), check)
     answers = []
     start = 0
     for count in rows:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
-import numpy.typing as npt
 
 from conch.core.errors import ConchError, InvalidArgumentError, message_of
 from conch.core.tensor import Array
-from conch_api.array_conversion import input_array, listed
+from conch_api.array_conversion import as_column, input_array, listed
 from conch_api.coroutines import resolve_awaitable
-from conch_api.decorators import Function
+from conch_api.decorators import Function, batch, takes_requests
+from conch_api.frame_examples import FrameExample
+from conch_api.frames import answered_columns, is_frame
 from conch_api.function_config import Tensor
 from conch_api.function_io import Request
+from conch_api.input_readers import InputReader
+from conch_frames.column_rules import COLUMNS_PARAMETER
 
 _STREAMS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
 _ADVICE = (
@@ -55,27 +58,85 @@ def hinted_outputs(name: str, function: Function, batching: bool) -> list[Tensor
     return outputs
 
 
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A function with the inputs and outputs of its example.
+
+    Attributes:
+        inputs: Its inputs.
+        outputs: Its outputs.
+        functions: The functions, which take requests.
+        readers: Readers of inputs that functions get as the example had them.
+        parameters: Parameters of the model's config.
+    """
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    functions: Sequence[Function]
+    readers: Mapping[str, InputReader] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
 def from_example(
     name: str,
-    function: Function,
-    example: Mapping[str, npt.ArrayLike],
+    functions: Sequence[Function],
+    example: Any,
     inputs: Sequence[Tensor] | None,
     outputs: Sequence[Tensor] | None,
     batching: bool,
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+) -> Derived:
     """The inputs and outputs of one call: inputs have the example's dims, those of outputs are variable."""
+    if is_frame(example):
+        if inputs is not None or not batching:
+            raise InvalidArgumentError(
+                f"model '{name}': a frame as example has rows and says all of the inputs: leave inputs and "
+                f"batching=False out"
+            )
+        frame = FrameExample(example)
+        functions = [each if takes_requests(each) else frame_function(each, frame) for each in functions]
+        found = outputs or _outputs_of(name, functions[0], frame.arrays, batching)
+        return Derived(frame.tensors, found, functions, frame.readers, {COLUMNS_PARAMETER: frame.parameter})
     datatypes = {tensor.name: tensor.datatype for tensor in inputs or ()}
     arrays: dict[str, Array] = {}
+    readers: dict[str, InputReader] = {}
     for label, value in example.items():
-        array = input_array(label, value, datatypes.get(label)).view()
+        array = input_array(label, value, datatypes.get(label))
+        array = (as_column(array) if batching and label not in datatypes else array).view()
         array.flags.writeable = False  # belongs to the caller; the function gets a copy
         arrays[label] = array
     if inputs is None:
         inputs = [
             Tensor(label, array.dtype, _dims_of(label, array, batching)) for label, array in arrays.items()
         ]
-    if outputs is not None:
-        return inputs, outputs
+        readers = {label: InputReader(label, True) for label, value in example.items() if _has_texts(value)}
+    if outputs is None:
+        given = {
+            label: readers[label](array) if label in readers else array for label, array in arrays.items()
+        }
+        outputs = _outputs_of(name, functions[0], given, batching)
+    return Derived(inputs, outputs, functions, readers)
+
+
+def frame_function(function: Function, example: FrameExample) -> Function:
+    """Calls a function once per batch with a frame like the example; its outputs have a row for each."""
+
+    @batch
+    def run(**columns: Array) -> Any:
+        return function(example.frame(columns))
+
+    return run
+
+
+def _has_texts(value: Any) -> bool:
+    """True if an example has texts and no bytes."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+    return array.dtype.kind == "U" or (
+        array.dtype.kind == "O" and array.size > 0 and all(isinstance(each, str) for each in array.ravel())
+    )
+
+
+def _outputs_of(name: str, function: Function, arrays: Mapping[str, Array], batching: bool) -> list[Tensor]:
+    """The outputs of a call."""
     rows = next((len(array) for array in arrays.values()), 0) if batching else None
     try:
         returned = resolve_awaitable(function([Request(arrays, rows=rows)]))
@@ -84,13 +145,13 @@ def from_example(
         (answer,) = returned
         if isinstance(answer, BaseException):
             raise answer
-        named = _answered(answer)
+        named = _answered(answered_columns(answer))
     except Exception as error:  # of user code
         text = (
             error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {message_of(error)}"
         )
         raise InvalidArgumentError(f"model '{name}': the call with the example failed: {text}") from error
-    return inputs, [_output_of(label, array, batching) for label, array in named]
+    return [_output_of(label, array, batching) for label, array in named]
 
 
 def _answered(answer: Any) -> list[tuple[str | None, Array]]:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,13 @@ from conch_api.bound_classes import BoundClass, chat_class
 from conch_api.composition import ServerSettings
 from conch_api.decorators import Function
 from conch_api.derivation import from_example, hinted_inputs, hinted_outputs
+from conch_api.frame_examples import FRAME_ROWS
+from conch_api.frames import is_frame
 from conch_api.function_config import ModelConfig, Tensor
 from conch_api.function_io import Result
 from conch_api.function_repository import BoundModel, BoundRepository
 from conch_api.in_process import InProcessRequests, Inputs, RequestOptions, Responses
+from conch_api.input_readers import InputReader
 from conch_api.server_keywords import ServerKeywords
 from conch_control.lifecycle.model_definition import PollError
 
@@ -346,7 +350,7 @@ class Server:
         config: ModelConfig | None = None,
         *,
         version: int = 1,
-        example: Inputs | None = None,
+        example: Any = None,
     ) -> None:
         """Serves a function as a model; in a running server, returns when it is ready.
 
@@ -361,9 +365,12 @@ class Server:
             outputs: Its outputs; likewise.
             config: Its model configuration.
             version: The model's version.
-            example: Arrays by input, with the batch dimension where the model has one; inputs that are not
-                given have their types and dims. If outputs are not given, the function is called once with
-                them and tells types and ranks; an output may have one value for each row.
+            example: Arrays or lists by input, with the batch dimension where the model has one, or a frame
+                of pandas, polars or pyarrow. Inputs that are not given have their types and dims; where the
+                example has `str`, the function gets `str`. A frame makes an input of each column, and the
+                function takes frames like it, unless a decorator such as `conch.batch` made it. If outputs
+                are not given, the function is called once with the example and tells types and ranks; an
+                output may have one value for each row.
 
         Raises:
             ConchError: The binding is invalid; the previous one stays.
@@ -374,19 +381,23 @@ class Server:
         _check_name(name)
         if not isinstance(version, int) or version < 1:
             raise InvalidArgumentError(f"model '{name}': version must be a whole number above 0")
-        config = config or ModelConfig()
+        config = config or ModelConfig(max_batch_size=FRAME_ROWS if is_frame(example) else 4)
+        readers: Mapping[str, InputReader] = {}
         if example is not None:
             if inputs is not None and outputs is not None:
                 raise InvalidArgumentError(
                     f"model '{name}': an example has no effect where inputs and outputs are given"
                 )
-            inputs, outputs = from_example(name, functions[0], example, inputs, outputs, config.batching)
+            derived = from_example(name, functions, example, inputs, outputs, config.batching)
+            inputs, outputs, readers = derived.inputs, derived.outputs, derived.readers
+            functions = list(derived.functions)
+            config = replace(config, parameters={**derived.parameters, **config.parameters})
         if inputs is None:
             inputs = hinted_inputs(name, functions[0], config.batching)
         if outputs is None:
             outputs = hinted_outputs(name, functions[0], config.batching)
         message = config.message(name, inputs, outputs, len(functions), version)
-        self._put(BoundModel(message, functions, version))
+        self._put(BoundModel(message, functions, version, readers))
 
     def model(self, name: str) -> Callable[[Class], Class]:
         """Decorates a class as a model of this process, as `TritonPythonModel` in a repository is one.
@@ -472,6 +483,32 @@ class Server:
     ) -> Result:
         """As `infer`, without blocking the event loop."""
         return await self._in_process_requests().infer_async(model, inputs, timeout, options)
+
+    def infer_frame(
+        self, model: str, frame: Any, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Any:
+        """Runs the rows of a frame on a model, in requests of at most its batch size, side by side.
+
+        Args:
+            model: The model's name.
+            frame: A DataFrame of pandas or polars, a table of pyarrow, or a mapping of columns by name.
+            timeout: Time limit of each request in seconds; None for no limit.
+            options: Options of each request; see `RequestOptions`.
+
+        Returns:
+            The outputs as a frame of the same library, with the index of pandas.
+
+        Raises:
+            ConchError: The error that a client would receive, or that of a value that the model can't take:
+                its text names column and row.
+        """
+        return self._in_process_requests().infer_frame(model, frame, timeout, options)
+
+    async def infer_frame_async(
+        self, model: str, frame: Any, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Any:
+        """As `infer_frame`, without blocking the event loop while requests run."""
+        return await self._in_process_requests().infer_frame_async(model, frame, timeout, options)
 
     def stream(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]

@@ -33,8 +33,10 @@ from conch.core.tensor import Array
 from conch_api.array_conversion import encoded
 from conch_api.coroutines import Coroutines, resolve_awaitable
 from conch_api.decorators import Function
+from conch_api.frames import answered_columns
 from conch_api.function_io import Request
 from conch_api.function_repository import FILE, BoundModel
+from conch_api.input_readers import InputReader
 from conch_api.model_context import ModelContext, use_context
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class BoundFunctions(BackendModel):
                     f"how many instances it can have; bind a list with one for each instance"
                 )
             function = self._free.pop(0)
-        return FunctionInstance(self._spec, placement.name, function, self)
+        return FunctionInstance(self._spec, placement.name, function, self, self._model.readers)
 
     def give_back(self, function: Function) -> None:
         """Takes the function of an instance that closes."""
@@ -102,11 +104,20 @@ class FunctionInstance(BackendInstance):
         name: The instance's name.
         function: Takes requests and returns results.
         functions: Gets the function back when the instance closes.
+        readers: Readers of inputs by name.
     """
 
     allows_inline: ClassVar[bool] = False  # functions may take any time
 
-    def __init__(self, spec: ModelSpec, name: str, function: Function, functions: BoundFunctions) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        name: str,
+        function: Function,
+        functions: BoundFunctions,
+        readers: Mapping[str, InputReader],
+    ) -> None:
+        self._readers = readers
         self._name = spec.name
         self._function = function
         self._functions = functions
@@ -139,9 +150,31 @@ class FunctionInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch."""
-        cores = batch.requests
-        requests = [self._seen(batch, core) for core in cores]
+        found = [self._read(batch, core) for core in batch.requests]
         batch.compute_input_end_ns = monotonic_ns()
+        requests = [each for each in found if isinstance(each, Request)]
+        if len(requests) < len(found):
+            return self._execute_readable(batch, found)
+        return self._run(batch, batch.requests, requests)
+
+    def _execute_readable(
+        self, batch: Batch, found: Sequence[Request | InvalidArgumentError]
+    ) -> Sequence[InferenceResponse | None] | None:
+        """Runs the requests of a batch that can be read; the others fail alone."""
+        pairs = list(zip(batch.requests, found, strict=True))
+        cores = [core for core, each in pairs if isinstance(each, Request)]
+        requests = [each for each in found if isinstance(each, Request)]
+        if self._decoupled:
+            for core, each in pairs:
+                if not isinstance(each, Request):
+                    core.fail(each)
+            return self._run(batch, cores, requests) if cores else None
+        answers = iter((self._run(batch, cores, requests) or ()) if cores else ())
+        return [next(answers) if isinstance(each, Request) else InferenceResponse([], each) for each in found]
+
+    def _run(
+        self, batch: Batch, cores: Sequence[InferenceRequest], requests: Sequence[Request]
+    ) -> Sequence[InferenceResponse | None] | None:
         span = enter_span(cores)
         try:
             with use_context(self._context), self._coroutines.current():
@@ -164,6 +197,18 @@ class FunctionInstance(BackendInstance):
         """Returns the function."""
         self._coroutines.close()
         self._functions.give_back(self._function)
+
+    def _read(self, batch: Batch, core: InferenceRequest) -> Request | InvalidArgumentError:
+        """A request as the function gets it, or its error, which is of no other request."""
+        request = self._seen(batch, core)
+        if not self._readers:
+            return request
+        try:
+            return request.with_more(
+                {name: read(request.shared(name)) for name, read in self._readers.items() if name in request}
+            )
+        except InvalidArgumentError as error:
+            return error
 
     def _seen(self, batch: Batch, core: InferenceRequest) -> Request:
         rows = rows_of(core) if self._batches else None
@@ -227,7 +272,7 @@ class FunctionInstance(BackendInstance):
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            named = self._named(answer)
+            named = self._named(answered_columns(answer))
             if core.responses_wait:
                 named = {name: array.copy() for name, array in named.items()}
             return self._scatterer.split([core], self._wanted(core), named)[0]

@@ -17,6 +17,7 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
 from conch_api.bound_classes import BoundClass
 from conch_api.decorators import Function
+from conch_api.input_readers import InputReader
 from conch_control.repository.source import ModelSource
 from conch_control.repository.uploads import UploadedModel
 
@@ -29,16 +30,25 @@ class BoundModel(UploadedModel):
 
     Attributes:
         functions: One for each instance.
+        readers: Readers of inputs by name, for functions that get them otherwise than they come.
         key: Content of their file.
 
     Args:
         config: The model's config.
         functions: One for each instance.
         version: The model's version.
+        readers: Readers of inputs by name.
     """
 
-    def __init__(self, config: ConfigMessage, functions: Sequence[Function], version: int) -> None:
+    def __init__(
+        self,
+        config: ConfigMessage,
+        functions: Sequence[Function],
+        version: int,
+        readers: Mapping[str, InputReader] | None = None,
+    ) -> None:
         self.functions = tuple(functions)
+        self.readers = dict(readers or {})
         self.key = uuid4().hex
         text = text_format.MessageToString(config)
         super().__init__(config.name, {"config.pbtxt": text.encode(), f"{version}/{FILE}": self.key.encode()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 from weakref import WeakSet
 
 import numpy as np
@@ -24,9 +24,11 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Array, Tensor, brain_floats, float_array
-from conch_api.array_conversion import input_array
+from conch_api.array_conversion import column_input, input_array, is_flat
+from conch_api.frame_requests import FrameRun, run_in_order, run_in_order_async
 from conch_api.function_io import Result
 from conch_api.response_queue import AsyncResponseQueue, ResponseQueue, raise_error
+from conch_frames.column_rules import ModelColumns, columns_of_spec
 
 _S = 1_000_000_000
 _DECOUPLED = "model '{name}' is decoupled and did not give exactly one response: use stream() for it"
@@ -71,16 +73,32 @@ class InProcessRequests:
 
     def infer(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Result:
         """Runs a request and waits for its only response."""
+        return self._begin(model, inputs, timeout, options).result()
+
+    def infer_frame(self, model: str, frame: Any, timeout: float | None, options: RequestOptions) -> Any:
+        """Runs the rows of a frame, in requests of at most the model's batch size; a frame of the outputs."""
+        run = FrameRun(frame, resident(lambda: self._columns(model, options)))
+        begun = (self._begin(model, _arrays(inputs), timeout, options) for inputs in run.requests())
+        return run_in_order(run, begun)
+
+    async def infer_frame_async(
+        self, model: str, frame: Any, timeout: float | None, options: RequestOptions
+    ) -> Any:
+        """`infer_frame` for an event loop."""
+        run = FrameRun(frame, await resident_async(lambda: self._columns(model, options)))
+        calls = (self.infer_async(model, _arrays(inputs), timeout, options) for inputs in run.requests())
+        return await run_in_order_async(run, calls)
+
+    def _columns(self, model: str, options: RequestOptions) -> ModelColumns:
+        return columns_of_spec(self._core.registry.resolve(model, str(options.get("version", ""))).spec)
+
+    def _begin(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> _Answer:
         queue = ResponseQueue()
         ends_ns = _deadline(timeout)
         request, name = resident(
             lambda: self._submit(model, inputs, queue, ends_ns, options), lambda: ends_ns
         )
-        try:
-            return _only_result(name, queue.take(timeout), lambda: queue.take(timeout))
-        except BaseException:  # raised again
-            _end(self._admission, request, queue)
-            raise
+        return _Answer(self._admission, request, name, queue, timeout)
 
     async def infer_async(
         self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
@@ -176,9 +194,16 @@ class InProcessRequests:
         admission = self._admission
         found = admission.resolve(request)
         spec = found.spec
-        datatypes = {tensor.name: tensor.datatype for tensor in spec.inputs}
+        rules = {tensor.name: tensor for tensor in spec.inputs}
+        columns: ModelColumns | None = None
         for name, value in inputs.items():
-            request.inputs[name] = input_tensor(name, value, datatypes.get(name))
+            rule = rules.get(name)
+            datatype = None if rule is None else rule.datatype
+            given = value
+            if rule is not None and rule.dims == (1,) and spec.max_batch_size > 0 and is_flat(value):
+                columns = columns or columns_of_spec(spec)
+                given = column_input(name, value, rule.datatype, columns)
+            request.inputs[name] = input_tensor(name, given, datatype)
         self._check_outputs(request, found)
         with self._lock:
             self._open.add(queue)
@@ -215,6 +240,41 @@ class _Program:
 
     def add_response_metadata(self, name: str, value: str) -> None:
         """The answer has no headers."""
+
+
+class _Answer:
+    """A request with one response; a `Pending`."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        request: InferenceRequest,
+        name: str,
+        queue: ResponseQueue,
+        timeout: float | None,
+    ) -> None:
+        self._admission = admission
+        self._request = request
+        self._name = name
+        self._queue = queue
+        self._timeout = timeout
+
+    def result(self) -> Result:
+        """Waits for the response."""
+        queue = self._queue
+        try:
+            return _only_result(self._name, queue.take(self._timeout), lambda: queue.take(self._timeout))
+        except BaseException:  # raised again
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Ends the request."""
+        _end(self._admission, self._request, self._queue)
+
+
+def _arrays(inputs: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
 
 
 class _OpenStream:
@@ -318,8 +378,14 @@ def _result(response: InferenceResponse) -> Result:
     return Result(outputs, response.parameters)
 
 
-def input_tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
-    """Creates a tensor from an input; an array is not copied.
+def input_tensor(name: str, value: npt.ArrayLike, datatype: str | None, dims: Sequence[int] = ()) -> Tensor:
+    """Creates a tensor from an input; an array that has its datatype is not copied.
+
+    Args:
+        name: The input's name.
+        value: Its value.
+        datatype: Its datatype; None if it is not known.
+        dims: Its dims behind that of the batch; empty if there is none.
 
     Raises:
         InvalidArgumentError: The value cannot be converted.

@@ -7,6 +7,8 @@ from conch_tools.infer.bulk import BulkInterrupted, BulkResult, run_bulk
 from conch_tools.infer.client import CallError, InferRequest, InferResponse
 from conch_tools.infer.inference import RemoteModel, infer
 from conch_tools.infer.input_values import InputError
+from conch_tools.infer.row_files import RowFileError, RowReader, RowWriter, open_writer
+from conch_tools.infer.row_run import RowResult, RowRunError, run_rows
 from conch_tools.optimize import OptimizeOptions, OptimizeResult, optimize
 from conch_tools.perf.load.coordinator import LoadError
 from conch_tools.perf.load.input_data import DataError
@@ -44,6 +46,11 @@ __all__ = [
     "PerfResult",
     "PerfSettings",
     "RemoteModel",
+    "RowFileError",
+    "RowReader",
+    "RowResult",
+    "RowRunError",
+    "RowWriter",
     "ServerView",
     "SettingError",
     "Tls",
@@ -53,10 +60,12 @@ __all__ = [
     "TuneSettings",
     "UrlError",
     "infer",
+    "open_writer",
     "optimize",
     "parse_url",
     "perf",
     "run_bulk",
+    "run_rows",
     "top",
     "tune",
 ]

@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from conch.cli.command_parser import CommandParser
 from conch_tools.connection import Endpoint, UrlError, add_connection_flags, endpoint_of
 from conch_tools.flag_values import FlagsError, parameter_of, shape_of
+from conch_tools.infer.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from conch_tools.infer.client import InferRequest, InferResponse
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
+FORMATS = ("csv", "jsonl", "parquet")
 _SCALINGS = ("none", "unit", "inception", "imagenet")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SINGLE = (
@@ -42,6 +44,7 @@ _SINGLE = (
     ("json", "--json"),
     ("image_scaling", "--image-scaling"),
 )
+_ROWS = (("format", "--format"), ("out_format", "--out-format"), ("start_row", "--start-row"))
 _BULK = (("out", "-o"), ("workers", "--workers"), ("retries", "--retries"))
 
 
@@ -50,7 +53,8 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="conch infer",
         description="Sends a request to a model of a running server, conch or another one that speaks its "
-        "protocols, and prints the outputs; or, with --jsonl, a request for each line of a file.",
+        "protocols, and prints the outputs; or, with --csv or --rows, answers each row of a file, and with "
+        "--jsonl each request of a file.",
         epilog="exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no server, 130 interrupted",
     )
     parser.add_argument("model", help="name of the model")
@@ -62,8 +66,8 @@ def make_parser() -> CommandParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="JSON, or a text for BYTES; @FILE has an array (.npy), an image, a text or JSON, @- is standard "
-        "input; repeatable. The batch dimension may be left out",
+        help="JSON, values with commas between, or a text for BYTES; @FILE has an array (.npy), an image, a "
+        "text or JSON, @- is standard input; repeatable. The batch dimension may be left out",
     )
     inputs.add_argument(
         "--text",
@@ -102,14 +106,34 @@ def make_parser() -> CommandParser:
         action="store_true",
         help="send on a stream and print each response as it comes; decoupled models get one in any case",
     )
-    bulk = parser.add_argument_group("requests from a file")
+    bulk = parser.add_argument_group("rows or requests from a file")
+    bulk.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="a table whose columns are the model's inputs: .csv, .jsonl or .parquet; - is standard input",
+    )
+    bulk.add_argument("--csv", metavar="FILE", help="the same as --rows FILE --format csv")
+    bulk.add_argument("--format", choices=FORMATS, help="format of the rows (by the file's ending)")
+    bulk.add_argument(
+        "--out-format",
+        choices=FORMATS,
+        help="format of the outputs (by the ending of -o, or that of the rows)",
+    )
+    bulk.add_argument(
+        "--start-row",
+        type=_number,
+        metavar="N",
+        help="leave out N rows, whose outputs -o has: goes on with a run that ended early",
+    )
     bulk.add_argument(
         "--jsonl", metavar="FILE", help='a request a line: {"IN": [1]}, or as over HTTP; - is standard input'
     )
     bulk.add_argument(
-        "-o", "--out", metavar="FILE", help="a result a line, in the same order (standard output)"
+        "-o", "--out", metavar="FILE", help="a row or result each, in the same order (standard output)"
     )
-    bulk.add_argument("--workers", type=_count, metavar="N", help="requests in flight (10)")
+    bulk.add_argument(
+        "--workers", type=_count, metavar="N", help="requests in flight (4 of rows, 10 of --jsonl)"
+    )
     bulk.add_argument(
         "--retries", type=_number, metavar="N", help="of requests to a server that is away or too busy (3)"
     )
@@ -138,6 +162,8 @@ def run(arguments: Sequence[str]) -> int:
         with RemoteModel(endpoint, options.model, options.version) as model:
             if options.jsonl is not None:
                 return _bulk(model, parameters, options)
+            if options.rows is not None:
+                return _rows(model, parameters, options)
             return _single(model, parameters, options)
     except (FlagsError, InputError) as error:
         return _failed(error, USAGE)
@@ -157,14 +183,22 @@ def _failed(error: Exception | str, code: int) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.jsonl is None:
-        for name, flag in _BULK:
-            if getattr(options, name) is not None:
-                raise FlagsError(f"{flag} goes with --jsonl")
-    else:
-        for name, flag in _SINGLE:
-            if getattr(options, name):
+    if options.csv is not None:
+        if options.rows is not None or options.format is not None:
+            raise FlagsError("--csv is --rows with --format csv: give one of them")
+        options.rows, options.format = options.csv, "csv"
+    if options.rows is not None and options.jsonl is not None:
+        raise FlagsError("--rows has rows, and --jsonl requests: give one of them")
+    if options.rows is None:
+        _check_none(options, _ROWS, "goes with --rows or --csv")
+    if options.jsonl is None and options.rows is None:
+        _check_none(options, _BULK, "goes with --rows, --csv or --jsonl")
+    for name, flag in _SINGLE:
+        if getattr(options, name) and (options.jsonl is not None or options.rows is not None):
+            if options.jsonl is not None:
                 raise FlagsError(f"{flag} is of one request, and each line of --jsonl has its own")
+            if name != "output":
+                raise FlagsError(f"{flag} is of one request, and a file of rows has many")
     if options.text is not None and options.top is not None:
         raise FlagsError("--text prints text, and --top classes: give one of them")
     if options.text is not None and options.save is not None:
@@ -173,6 +207,12 @@ def _check(options: argparse.Namespace) -> None:
         raise FlagsError(
             f"--traceparent is VERSION-TRACE-SPAN-FLAGS in hex, or new, not '{options.traceparent}'"
         )
+
+
+def _check_none(options: argparse.Namespace, flags: Sequence[tuple[str, str]], why: str) -> None:
+    for name, flag in flags:
+        if getattr(options, name) is not None:
+            raise FlagsError(f"{flag} {why}")
 
 
 def _endpoint(options: argparse.Namespace) -> Endpoint:
@@ -367,6 +407,79 @@ def _bulk(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
             return _failed(error, REFUSED)
     print(f"{result.requests} requests, {result.failed} failed, {result.seconds:.1f} s", file=sys.stderr)
     return INTERRUPTED if interrupted else REFUSED if result.failed else DONE
+
+
+def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from conch_tools.infer.row_files import RowFileError, RowReader, format_of, open_writer
+    from conch_tools.infer.row_run import RowRunError, run_rows
+
+    source, target, start_row = options.rows, options.out or "-", options.start_row or 0
+    with ExitStack() as files:
+        try:
+            kind = options.format or format_of(source)
+            out_kind = options.out_format or format_of(target, kind)
+            if source == "-" and kind == "parquet":
+                raise FlagsError("Parquet is read from its end on: give a file instead of standard input")
+            lines, size = sys.stdin.buffer, 0
+            if source != "-":
+                lines = files.enter_context(open(source, "rb"))
+                size = Path(source).stat().st_size
+            begins = _begins(source, target, out_kind, start_row)
+            out = sys.stdout.buffer
+            if target != "-":
+                out = files.enter_context(open(target, "wb" if begins else "ab"))
+            writer = open_writer(out, out_kind, begins)
+        except OSError as error:
+            raise FlagsError(f"{error.filename}: {error.strerror}") from None
+        except RowFileError as error:
+            raise FlagsError(str(error)) from None
+        reader = RowReader(lines, kind, size)
+        bar = ProgressBar(sys.stderr, start_row)
+        try:
+            result = run_rows(
+                model,
+                reader,
+                writer,
+                start_row=start_row,
+                outputs=options.output,
+                workers=options.workers or 4,
+                retries=3 if options.retries is None else options.retries,
+                parameters=parameters,
+                timeout_s=options.timeout,
+                progress=lambda rows: bar.show(rows, reader.fraction),
+            )
+        except RowRunError as error:
+            bar.clear()
+            with suppress(OSError):
+                writer.close()
+            code = INTERRUPTED if error.interrupted else REFUSED if error.reached else UNREACHED
+            other = " and another -o" if out_kind == "parquet" else ""
+            go_on = f"go on with --start-row {error.next_row}{other}"
+            return _failed(f"{error}\n{error.next_row} rows are written; {go_on}", code)
+        bar.clear()
+        try:
+            writer.close()
+        except OSError as error:
+            return _failed(f"{target} can't be completed: {error.strerror or error}", REFUSED)
+    rate = result.rows / max(result.seconds, 1e-9)
+    print(f"{result.rows} rows, {result.seconds:.1f} s, {rate:,.0f} rows/s", file=sys.stderr)
+    return DONE
+
+
+def _begins(source: str, target: str, out_kind: str, start_row: int) -> bool:
+    """True if the outputs are the first of their file. Raises FlagsError: rows would be lost or doubled."""
+    from conch_tools.infer.row_files import rows_of
+
+    if target == "-" or not Path(target).exists():
+        return start_row == 0 or target != "-"
+    if source != "-" and Path(target).samefile(source):
+        raise FlagsError(f"-o {target} is the file of the rows")
+    if not start_row or not Path(target).is_file():
+        return True
+    found = rows_of(Path(target), out_kind)
+    if found != start_row:
+        raise FlagsError(f"{target} has {found} rows: go on with --start-row {found}, or give another file")
+    return False
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Many requests from a file with one JSON object a line; results in the order of the requests."""
+"""Many requests side by side, results in their order; those of a file with one JSON object a line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from conch_tools.infer.client import CallError, InferClient, InferRequest
+from conch_tools.infer.client import CallError, InferClient, InferRequest, InferResponse
 from conch_tools.infer.display import as_json
 from conch_tools.infer.inference import RemoteModel
 from conch_tools.infer.input_values import InputError
+
+T = TypeVar("T")
 
 _READ_AHEAD = 4
 """Requests that have been read or wait to be written, for each worker."""
@@ -78,79 +81,100 @@ def run_bulk(
         OSError: `write` has raised it.
     """
     began = time.monotonic()
-    sender = _Sender(model, retries, parameters or {}, timeout_s)
-    results = _OrderedResults(write, workers * _READ_AHEAD)
+    sender = Sender(model, retries)
+    reader = _LineReader(model, sender, parameters or {}, timeout_s)
+    requests = failed = 0
+
+    def take(result: dict[str, Any]) -> None:
+        nonlocal requests, failed
+        write(json.dumps(result, ensure_ascii=False) + "\n")
+        requests += 1
+        failed += "error" in result
+
+    jobs = (partial(reader.result, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    try:
+        run_in_order(jobs, take, workers, sender)
+    except KeyboardInterrupt:
+        raise BulkInterrupted(BulkResult(requests, failed, time.monotonic() - began)) from None
+    return BulkResult(requests, failed, time.monotonic() - began)
+
+
+def run_in_order(
+    jobs: Iterable[Callable[[], T]], take: Callable[[T], object], workers: int, sender: Sender
+) -> None:
+    """Runs jobs on threads, and takes their results in order, each as soon as those before are taken.
+
+    Args:
+        jobs: The jobs; so many more than workers are asked for ahead that memory stays bounded.
+        take: Takes a result, on one thread at a time.
+        workers: Number of threads.
+        sender: Sends the requests of the jobs; is closed at the end, and at a KeyboardInterrupt at once.
+
+    Raises:
+        Exception: The first that a job or `take` has raised, or that of the jobs after all before were taken.
+    """
+    results = _OrderedResults(take, workers * _READ_AHEAD)
     executor = ThreadPoolExecutor(workers, "conch-infer")
     try:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                results.wait_for_room()
-                if results.error is not None:
-                    break
-                results.add(executor.submit(sender.result, number, line))
-        executor.shutdown()
+        for job in jobs:
+            results.wait_for_room()
+            if results.error is not None:
+                break
+            results.add(executor.submit(job))
+        executor.shutdown(cancel_futures=results.error is not None)
     except KeyboardInterrupt:
         sender.close()
         executor.shutdown(cancel_futures=True)
-        raise BulkInterrupted(results.counts(began)) from None
+        raise
     finally:
-        sender.close()
         executor.shutdown()
+        sender.close()
     if results.error is not None:
         raise results.error
-    return results.counts(began)
 
 
-class _OrderedResults:
-    """Writes results in the order of their requests, as soon as those before are written."""
+class _OrderedResults(Generic[T]):
+    """Takes results in the order of their jobs, as soon as those before are taken."""
 
-    def __init__(self, write: Callable[[str], object], most: int) -> None:
-        self._write = write
+    def __init__(self, take: Callable[[T], object], most: int) -> None:
+        self._take = take
         self._room = threading.Semaphore(most)
         self._lock = threading.Lock()
-        self._pending: deque[Future[dict[str, Any]]] = deque()
-        self._requests = 0
-        self._failed = 0
-        self.error: OSError | None = None
+        self._pending: deque[Future[T]] = deque()
+        self.error: Exception | None = None
 
     def wait_for_room(self) -> None:
         self._room.acquire()
 
-    def add(self, future: Future[dict[str, Any]]) -> None:
+    def add(self, future: Future[T]) -> None:
         with self._lock:
             self._pending.append(future)
         future.add_done_callback(self._drain)
 
-    def counts(self, began: float) -> BulkResult:
-        return BulkResult(self._requests, self._failed, time.monotonic() - began)
-
-    def _drain(self, done: Future[dict[str, Any]]) -> None:
+    def _drain(self, done: Future[T]) -> None:
         with self._lock:
             while self._pending and self._pending[0].done():
                 future = self._pending.popleft()
                 self._room.release()
                 if future.cancelled() or self.error is not None:
                     continue
-                result = future.result()
                 try:
-                    self._write(json.dumps(result, ensure_ascii=False) + "\n")
-                except OSError as error:
+                    self._take(future.result())
+                except Exception as error:  # raised by the thread that has the jobs
                     self.error = error
-                    continue
-                self._requests += 1
-                self._failed += "error" in result
 
 
-class _Sender:
-    """Makes results of lines; each thread has a connection."""
+class Sender:
+    """Sends requests; each thread has a connection.
 
-    def __init__(
-        self, model: RemoteModel, retries: int, parameters: Mapping[str, Any], timeout_s: float | None
-    ) -> None:
+    Args:
+        model: The model.
+        retries: Number of times that a request is sent again if the server is unreachable or too busy.
+    """
+
+    def __init__(self, model: RemoteModel, retries: int) -> None:
         self._model = model
         self._retries = retries
-        self._parameters = parameters
-        self._timeout_s = timeout_s
         self._own = threading.local()
         self._lock = threading.Lock()
         self._clients: list[InferClient] = []
@@ -164,20 +188,52 @@ class _Sender:
                 client.close()
             self._clients.clear()
 
+    def send(self, request: InferRequest) -> list[InferResponse]:
+        """The responses to a request. Raises CallError: the last attempt failed."""
+        for attempt in range(self._retries + 1):
+            try:
+                client = self._client()
+                if self._model.signature.decoupled:
+                    return list(client.stream(request))
+                return [client.infer(request)]
+            except CallError as error:
+                pause = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1)
+                if not error.passing or attempt == self._retries or self._closed.wait(pause):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _client(self) -> InferClient:
+        client: InferClient | None = getattr(self._own, "client", None)
+        if client is None:
+            client = self._own.client = self._model.connect()
+            with self._lock:
+                self._clients.append(client)
+                if self._closed.is_set():
+                    client.close()
+        return client
+
+
+class _LineReader:
+    """Makes results of lines."""
+
+    def __init__(
+        self, model: RemoteModel, sender: Sender, parameters: Mapping[str, Any], timeout_s: float | None
+    ) -> None:
+        self._model = model
+        self._sender = sender
+        self._parameters = parameters
+        self._timeout_s = timeout_s
+
     def result(self, number: int, line: str) -> dict[str, Any]:
         where: dict[str, Any] = {"line": number}
         try:
             request = self._request(line, where)
-            for attempt in range(self._retries + 1):
-                try:
-                    return self._ask(request)
-                except CallError as error:
-                    pause = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1)
-                    if not error.passing or attempt == self._retries or self._closed.wait(pause):
-                        raise
+            responses = list(map(as_json, self._sender.send(request)))
         except (InputError, CallError) as error:
             return {"error": str(error), **where}
-        raise AssertionError("the last attempt returns or raises")
+        if not self._model.signature.decoupled:
+            return responses[0]
+        return {"id": request.id, "responses": responses} if request.id else {"responses": responses}
 
     def _request(self, line: str, where: dict[str, Any]) -> InferRequest:
         try:
@@ -217,19 +273,6 @@ class _Sender:
             shape = {"shape": each["shape"]} if "shape" in each else {}
             values[name] = {"content": each["data"], **shape}
         return values
-
-    def _ask(self, request: InferRequest) -> dict[str, Any]:
-        client: InferClient | None = getattr(self._own, "client", None)
-        if client is None:
-            client = self._own.client = self._model.connect()
-            with self._lock:
-                self._clients.append(client)
-                if self._closed.is_set():
-                    client.close()
-        if not self._model.signature.decoupled:
-            return as_json(client.infer(request))
-        found: dict[str, Any] = {"responses": [as_json(each) for each in client.stream(request)]}
-        return {"id": request.id, **found} if request.id else found
 
 
 def _is_request(entry: Mapping[str, Any]) -> bool:

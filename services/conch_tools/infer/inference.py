@@ -99,6 +99,26 @@ class RemoteModel:
         Raises:
             InputError: A value or a name does not fit the model.
         """
+        return self.request_of(
+            make_tensors(self.signature, inputs, shapes),
+            outputs=outputs,
+            classes=classes,
+            parameters=parameters,
+            request_id=request_id,
+            timeout_s=timeout_s,
+        )
+
+    def request_of(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        outputs: Sequence[str] = (),
+        classes: int = 0,
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> InferRequest:
+        """As `request`, of tensors that fit the model."""
         known = {rule.name: rule for rule in self.signature.outputs}
         for name in outputs:
             if name not in known:
@@ -111,7 +131,6 @@ class RemoteModel:
                 raise InputError(f"parameter '{name}' is a text, a number, true or false, not {value!r}")
         if classes and not outputs:
             outputs = [rule.name for rule in self.signature.outputs if rule.datatype != "BYTES"]
-        tensors: Sequence[Tensor] = make_tensors(self.signature, inputs, shapes)
         return InferRequest(
             model=self._name,
             version=self._version,

@@ -21,6 +21,8 @@ from conch_tools.infer.signature import ModelSignature, TensorRule
 _NPY = b"\x93NUMPY"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_SHOWN = 60
+_WHOLE = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
+"""Whole numbers up to which a float has each."""
 
 
 class InputError(Exception):
@@ -89,6 +91,9 @@ def read_value(
     except ValueError:
         if rule.datatype == "BYTES":
             return text
+    try:
+        return json.loads(f"[{text}]" if "," in text else "")
+    except ValueError:
         raise InputError(
             f"input '{rule.name}' takes {rule.datatype} as JSON, such as 1 or [1, 2], not {_shown(text)}; "
             f"a file is @FILE"
@@ -218,6 +223,9 @@ def _converted(rule: TensorRule, array: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         made = array.astype(wanted)
     kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
+    if wanted.kind == "f" and array.dtype.kind in "iu":
+        most = _WHOLE.get(rule.datatype, _WHOLE["FP64"])
+        kept = (array <= most) & (array >= (-most if array.dtype.kind == "i" else 0))
     if not np.all(kept):
         raise InputError(f"input '{rule.name}' has values that {rule.datatype} can't hold")
     return made
@@ -238,7 +246,7 @@ def _bool(rule: TensorRule, value: Any) -> bool:
 
 
 def _whole(rule: TensorRule, value: Any) -> int:
-    if type(value) is int or (type(value) is float and value.is_integer()):
+    if isinstance(value, int) or (type(value) is float and value.is_integer()):
         number = int(value)
         limits = np.iinfo(NUMPY_DTYPES[rule.datatype])
         if not limits.min <= number <= limits.max:
@@ -248,8 +256,13 @@ def _whole(rule: TensorRule, value: Any) -> int:
 
 
 def _number(rule: TensorRule, value: Any) -> float:
-    if type(value) in (int, float):
+    most = _WHOLE.get(rule.datatype)
+    if type(value) is int and most is not None and abs(value) > most:
+        raise InputError(f"input '{rule.name}': {rule.datatype} has whole numbers up to {most}, not {value}")
+    if type(value) in (int, float, bool):
         return float(value)
+    if value is None:
+        return math.nan
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
     raise InputError(f"input '{rule.name}' takes numbers ({rule.datatype}), not {_shown(value)}")
@@ -295,6 +308,8 @@ def _shape(
         found = shape
     elif signature.batched and _fits(shape, row):
         found = (1, *shape)
+    elif signature.batched and len(shape) == 1 and math.prod(row) == 1:
+        found = (count, *row)  # a value for each row
     elif flat and row.count(-1) <= 1 and (filled := _filled(row, count)) is not None:
         found = (1, *filled) if signature.batched else filled
     else:

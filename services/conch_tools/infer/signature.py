@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conch_frames.column_rules import COLUMNS_PARAMETER, ModelColumns, ModelInput, make_columns
 from conch_tools.server_api import AskError, ServerApi
 
 
@@ -42,6 +43,7 @@ class ModelSignature:
         batched: True if the first dimension of all tensors is the batch's.
         most_rows: Rows of the largest batch; 0 if that is not known or there are none.
         decoupled: True if a request has any number of responses.
+        stated_columns: The config's parameter `CONCH_COLUMNS`; None without it.
     """
 
     name: str
@@ -50,6 +52,13 @@ class ModelSignature:
     batched: bool
     most_rows: int = 0
     decoupled: bool = False
+    stated_columns: str | None = None
+
+    @property
+    def columns(self) -> ModelColumns:
+        """The columns that the inputs are. Raises InvalidArgumentError: the config contradicts itself."""
+        inputs = [ModelInput(each.name, each.datatype, each.shape, each.optional) for each in self.inputs]
+        return make_columns(self.name, inputs, self.stated_columns, self.most_rows)
 
     @property
     def inputs_text(self) -> str:
@@ -82,6 +91,7 @@ def signature_of(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Mode
         batched,
         most,
         bool(config.get("model_transaction_policy", {}).get("decoupled")),
+        config.get("parameters", {}).get(COLUMNS_PARAMETER, {}).get("string_value"),
     )
 
 

@@ -315,7 +315,7 @@ def test_inputs_that_can_not_be() -> None:
         for inputs, text in (
             ({"X": [["a"]]}, "input 'X' can't be made an array"),
             ({"X": np.array([["a"]])}, "input 'X'"),
-            ({"X": np.array([[object()]])}, "has an element of object among its strings"),
+            ({"X": np.array([[object()]])}, "has an element of object among its numbers"),
             ({"X": np.zeros((1, 1), complex)}, "input 'X': arrays of dtype complex128 have no datatype"),
             ({"Z": [[1.0]]}, "'Z'"),
             ({}, "expected 1 inputs but got 0"),

@@ -78,6 +78,7 @@ def test_the_programs_of_the_documentation(capsys: pytest.CaptureFixture[str]) -
         printed.append(capsys.readouterr().out)
     assert printed == [
         "[[2. 4.]]\n[2. 4.]\n",
+        "  OUTPUT_1\n0   leaves\n1    stays\n2    stays\n3   leaves\n[b'stays']\n",
         "good morning ",
         "[[2. 4.]]\n[[2.0, 4.0], [6.0, 8.0]]\n",
     ]

@@ -96,14 +96,14 @@ def test_an_example() -> None:
         return {"Y": X, "FIRST": [[text[:1] for text in row] for row in TEXT.tolist()]}
 
     given = np.ones((2, 3), np.float32)
-    inputs, outputs = from_example("m", scale, {"X": given, "TEXT": [["ab"], ["c"]]}, None, None, True)
-    assert told(inputs) == [("X", "FP32", (3,), False), ("TEXT", "BYTES", (1,), False)]
-    assert told(outputs) == [("Y", "FP32", (-1,), False), ("FIRST", "BYTES", (-1,), False)]
+    derived = from_example("m", [scale], {"X": given, "TEXT": [["ab"], ["c"]]}, None, None, True)
+    assert told(derived.inputs) == [("X", "FP32", (3,), False), ("TEXT", "BYTES", (1,), False)]
+    assert told(derived.outputs) == [("Y", "FP32", (-1,), False), ("FIRST", "BYTES", (-1,), False)]
     assert given.tolist() == [[1] * 3] * 2
     known = [conch.Tensor("X", np.int16)]
-    inputs, outputs = from_example("m", conch.sample(lambda X: (X, X[None])), {"X": [1]}, known, None, False)
-    assert inputs is known
-    assert told(outputs) == [(None, "INT16", (-1,), False), (None, "INT16", (-1, -1), False)]
+    derived = from_example("m", [conch.sample(lambda X: (X, X[None]))], {"X": [1]}, known, None, False)
+    assert derived.inputs is known
+    assert told(derived.outputs) == [(None, "INT16", (-1,), False), (None, "INT16", (-1, -1), False)]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_an_example() -> None:
             {"X": [[1.0]]},
             "model 'm': the call with the example failed: IndexError: index 9",
         ),
-        (lambda X: X, {"X": [1.0]}, "tensor 'X' of the example has shape [1]: it must have a dim besides"),
+        (lambda X: X, {"X": 1.0}, "tensor 'X' of the example has shape []: it must have a dim besides"),
         (lambda X: X, {"X": [{}]}, "input 'X' can't be made an array"),
     ],
 )
 def test_examples_that_can_not_be(function: Any, example: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        from_example("m", conch.batch(function), example, None, None, True)
+        from_example("m", [conch.batch(function)], example, None, None, True)
     assert text in caught.value.message
 
 

@@ -196,7 +196,7 @@ def test_requests_of_a_file_are_sent_again(
         (["simple", "-i", "INPUT0=@/nope"], 2, "/nope can't be read: No such file or directory"),
         ([*SIMPLE, "--output", "NO"], 2, "model 'simple' has no output 'NO'; it has OUTPUT0"),
         ([*SIMPLE, "--shape", "INPUT0=16"], 2, "--shape takes INPUT:DIM,DIM"),
-        ([*SIMPLE, "--workers", "2"], 2, "--workers goes with --jsonl"),
+        ([*SIMPLE, "--workers", "2"], 2, "--workers goes with --rows, --csv or --jsonl"),
         (["simple", "--jsonl", "x", "--id", "1"], 2, "--id is of one request"),
         ([*SIMPLE, "--header", "x"], 2, "--header takes NAME=VALUE, not 'x'"),
         (["nope"], 1, "unknown model: 'nope' is not found"),
