@@ -31,9 +31,8 @@ from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStream
 from conch_llm.frontend.generation_routes import GenerationRoutes
 from conch_llm.frontend.llm_metrics import DISCONNECT
 from conch_llm.frontend.model_names import NamedModel
-from conch_llm.frontend.openai_answers import error_events
 from conch_llm.frontend.openai_call import OpenAiCall
-from conch_llm.frontend.openai_errors import RequestError, error_object
+from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.frontend.text_models import TextModels
 from conch_llm.frontend.token_routes import TokenRoutes
 from conch_llm.frontend.vector_routes import VectorRoutes
@@ -154,7 +153,8 @@ class InferenceRoutes:
                 pieces = await stream.send(pieces)
             await stream.end()
         except ConchError as error:
-            await stream.fail(error_events(error_object(error)))
+            failure = error
+            await stream.fail(lambda: call.errors.events(failure))
         finally:
             stream.close()
 
