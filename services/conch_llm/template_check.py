@@ -24,9 +24,12 @@ def check_templates(
     }
     if config["backend"] in _OWN_PARSERS:
         return
-    named = {name: parameters.get(name, "") for name in ("chat_template", "tokenizer")}
     try:
-        template = load_chat_template(version_directory, **named)
+        template = load_chat_template(
+            version_directory,
+            chat_template=parameters.get("chat_template", ""),
+            tokenizer=parameters.get("tokenizer", ""),
+        )
     except UnavailableError as error:
         yield FileFinding("note", f"the chat template is not checked: {error.message}", version_directory)
         return

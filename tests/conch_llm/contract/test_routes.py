@@ -225,7 +225,9 @@ def test_tokens_of_a_model_with_a_tokenizer(http: httpx.Client) -> None:
     check_error(refused, 400, "invalid_request_error", None, "tokens")
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/tokenize", "/v2/rerank"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/chat/completions", "/tokenize", "/v2/rerank"]
+)
 def test_a_native_model_answers_by_itself(http: httpx.Client, path: str) -> None:
     whole = {"model": "native", "status": 422, "type": "application/x", "pieces": ["a", "b"]}
     response = http.post(path, json=whole, headers={"X-Request-Id": "1"})

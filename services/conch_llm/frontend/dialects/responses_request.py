@@ -27,6 +27,7 @@ from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.frontend.request_fields import CHAT_FIELDS, wrong
 
 _SHORT = CHAT_FIELDS["user"]
+_MOST_INSTRUCTIONS = 1 << 20  # repeated in events, which the event loop encodes
 _ITS_OWN = "the server has function tools only"
 _NO_STORE = "conversations and prompts are not kept by the server"
 
@@ -131,8 +132,8 @@ def responses_request(body: Mapping[str, Any], previous: Sequence[dict[str, Any]
         raise RequestError("`input` is missing", "input")
     turns = [*previous, *_turns(given["input"])]
     instructions = given.get("instructions")
-    if instructions is not None:
-        text_of("instructions", instructions)
+    if instructions is not None and len(text_of("instructions", instructions)) > _MOST_INSTRUCTIONS:
+        raise wrong("instructions", f"a text of at most {_MOST_INSTRUCTIONS} characters", instructions)
     chat |= {"model": given.get("model"), "messages": _with_system(instructions, turns)}
     _read_tools(given, chat)
     _read_include(given, chat)
