@@ -15,6 +15,11 @@ from conch_llm.frontend.error_forms import ANTHROPIC_ERRORS
 from conch_llm.frontend.openai_answers import Usage, encoded
 
 _REASONS = {"length": "max_tokens", "content_filter": "refusal"}
+_GROWING = {
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
 _INVALID = "INVALID_JSON"
 """The member that has arguments which are no object, as Anthropic's documentation wraps them."""
 
@@ -167,12 +172,8 @@ def _step(step: Step) -> bytes:
         return _event("content_block_start", index=block.index, content_block=_block(block, opening=True))
     if not isinstance(step, Added):
         return _event("content_block_stop", index=block.index)
-    delta = {
-        Kind.TEXT: {"type": "text_delta", "text": step.piece},
-        Kind.REASONING: {"type": "thinking_delta", "thinking": step.piece},
-        Kind.CALL: {"type": "input_json_delta", "partial_json": step.piece},
-    }[block.kind]
-    return _event("content_block_delta", index=block.index, delta=delta)
+    kind, member = _GROWING[block.kind]
+    return _event("content_block_delta", index=block.index, delta={"type": kind, member: step.piece})
 
 
 def _event(name: str, /, **members: Any) -> bytes:

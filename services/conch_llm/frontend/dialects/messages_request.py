@@ -293,7 +293,7 @@ def _tool(at: str, tool: Any) -> dict[str, Any]:
 def _check_cache(at: str, given: Mapping[str, Any]) -> None:
     """Prefix caches need no marks: those of clients are checked and change nothing."""
     if _CACHE in given:
-        members(at, given[_CACHE], ("type", "ttl"))
+        members(at, given[_CACHE], ("type", "ttl", "scope"))
 
 
 def _read_context(given: Mapping[str, Any]) -> None:
