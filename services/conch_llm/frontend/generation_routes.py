@@ -187,6 +187,7 @@ class GenerationRoutes:
                 times.add(deltas)
                 for delta in deltas:
                     answer.usage.add(delta)
+                times.count(answer.usage)
                 deltas = await stream.send(deltas)
             await stream.end()
         except ConchError as error:
@@ -237,9 +238,10 @@ async def _whole(call: OpenAiCall, generation: Generation, answer: Collector, ti
             times.add(deltas)
             first = not deltas
         answer.add(deltas)
+        times.count(answer.usage)
     _count(call, answer.usage)
     call.respond(200, [JSON], answer.body())
 
 
 def _count(call: OpenAiCall, usage: Usage) -> None:
-    call.metrics.tokens(call.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    call.metrics.ended(call.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def told_by(program: str, server: ServerProcess) -> Any:
-    """What a client's program prints."""
+    """Runs a client's program; returns the answers that it prints."""
     if not (ENVIRONMENT / ".ready").exists():
         pytest.skip(f"the clients are not installed in {ENVIRONMENT}; run tests/setup_llm_clients.sh")
     # Modules beside the program have names of packages.
