@@ -52,6 +52,7 @@ class ToolFormat:
 
 _BEFORE = "before"
 _LIST = "list"
+_OPEN = "open"
 
 HERMES = ToolFormat(
     {
@@ -71,7 +72,10 @@ LLAMA3 = ToolFormat(
 )
 MISTRAL = ToolFormat(
     {
-        START: {"[TOOL_CALLS]": _LIST},
+        # The marker is a special token, which detokenizers drop unless they are told to keep it. At the start
+        # it is read from its "[" on, like a list without it.
+        START: {"[TOOL_CALLS]": _LIST, "[": _OPEN},
+        _OPEN: {"{": CALL, "TOOL_CALLS]": _LIST},
         _LIST: {"[": _BEFORE},
         _BEFORE: {"{": CALL},
         AFTER_CALL: {",": _BEFORE, "]": GAP},
