@@ -72,7 +72,7 @@ LLAMA3 = ToolFormat(
 )
 MISTRAL = ToolFormat(
     {
-        # The marker is a special token, which detokenizers drop unless they are told to keep it. At the start
+        # The marker is a special token, which most detokenizers drop. At the start
         # it is read from its "[" on, like a list without it.
         START: {"[TOOL_CALLS]": _LIST, "[": _OPEN},
         _OPEN: {"{": CALL, "TOOL_CALLS]": _LIST},

@@ -169,6 +169,15 @@ def test_tokens_of_reasoning_and_of_the_cache_are_counted_apart() -> None:
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 2, 6)
 
 
+def test_log_probabilities_of_text_that_is_held_back_come_with_the_next_text() -> None:
+    deltas = [Delta(logprobs=[TOKEN]), Delta(logprobs=[TOKEN]), Delta("ab", logprobs=[TOKEN])]
+    answer = StreamedResponse(RESPONSE, lambda found: None)
+    events = list(events_of(answer, [*deltas, Delta(logprobs=[TOKEN], finish_reason="stop")], 9))
+    counts = [len(event["logprobs"]) for event in events if event["type"] == "response.output_text.delta"]
+    assert counts == [3, 1]
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [TOKEN] * 4
+
+
 def test_thinking_that_is_not_wanted_is_left_out_and_broken_arguments_are_shown() -> None:
     call = {**begun_call(0), "function": {"name": "add", "arguments": '{"a": '}}
     message = WholeMessage(MessageHead("m", "m", hides_thinking=True))
