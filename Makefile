@@ -78,6 +78,7 @@ test-environments: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
+	-PYTHON=$(BIN)/python bash tests/setup_llm_clients.sh
 	-bash tests/setup_deploy.sh
 	-PYTHON=$(BIN)/python bash tests/setup_proxies.sh
 	-PYTHON=$(BIN)/python bash tests/setup_image.sh

@@ -104,6 +104,7 @@ class ServerKeywords(TypedDict, total=False):
     openai_restricted_api: str | Sequence[str] | None
     default_max_tokens: int | str | None
     openai_max_answers: int | str | None
+    openai_store_bytes: int | str | None
     openai_tokenizer: Path | str | None
     tokenizer: Path | str | None
     chat_template: Path | str | None

@@ -253,7 +253,7 @@ class ConsoleRoutes:
         """Streams to one viewer until it leaves, falls behind, may not read any more, or the server stops."""
         query = parse_qs(exchange.query)
         feed = self._parts.feed
-        viewer = feed.join(query.get("model", [""])[-1], query.get("logs") == ["1"])
+        viewer = feed.join(query.get("model", [""])[-1], query.get("logs") == ["1"], self._parts.chat)
         task = asyncio.current_task()
         assert task is not None
         viewer.on_dropped = task.cancel  # it waits for the client to read, and the connection ends with it

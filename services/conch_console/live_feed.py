@@ -19,6 +19,7 @@ import orjson
 
 from conch.core.clock import wall_seconds
 from conch.core.errors import OutOfRangeError, ResourceExhaustedError
+from conch.frontends.http.chat_route import ChatRoute
 from conch.observability.metrics.metrics_exposition import GilYielder
 from conch_console.live_counts import LiveCounts
 from conch_console.log_ring import LogRing
@@ -48,6 +49,7 @@ class Viewer:
     Attributes:
         model: The model whose charts it shows; empty for none.
         logs: True if it shows the log.
+        chats: Have figures of models that take text; None without any.
         waiting: Texts that are to be sent; an empty one ends the stream.
         there: Set when there is something to send.
         on_dropped: Called if it did not read in time.
@@ -55,6 +57,7 @@ class Viewer:
 
     model: str = ""
     logs: bool = False
+    chats: ChatRoute | None = None
     waiting: deque[bytes] = field(default_factory=deque)
     there: asyncio.Event = field(default_factory=asyncio.Event)
     on_dropped: Callable[[], object] = _ignore
@@ -125,13 +128,13 @@ class LiveFeed:
         """True if no look is planned."""
         return self._timer is None
 
-    def join(self, model: str = "", logs: bool = False) -> Viewer:
+    def join(self, model: str = "", logs: bool = False, chats: ChatRoute | None = None) -> Viewer:
         """Adds a viewer; it first gets the names of all versions."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise ResourceExhaustedError(f"{MOST_VIEWERS} pages watch already; close one of them")
         if self._timer is None:
             self._start()
-        viewer = Viewer(model, logs)
+        viewer = Viewer(model, logs, chats)
         hello = {
             "names": self._counts.names(),
             "epoch": self._events.epoch,
@@ -191,9 +194,11 @@ class LiveFeed:
             content["names"] = names
         content |= self._new_events()
         text = event_text("tick", content)
-        shown = {
-            name: event_text("detail", {"model": name, "versions": rows}) for name, rows in details.items()
-        }
+        chats = {viewer.model: viewer.chats for viewer in self._viewers if viewer.chats is not None}
+        shown = {}
+        for name, rows in details.items():
+            figures = chats[name].figures(name) if name in chats else None
+            shown[name] = event_text("detail", {"model": name, "versions": rows, "text": figures})
         records = (
             self._logs.newest(_MOST_LINES, self._line) if any(each.logs for each in self._viewers) else []
         )

@@ -48,6 +48,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
 TOKENIZE = "/tokenize"
@@ -57,7 +59,10 @@ PREFIXES = ("/v1/", "/openai/")
 """Prefixes of paths that belong to OpenAI's routes."""
 
 ROUTES_BY_DECLARATION = {
-    "native": (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE, TOKENIZE, DETOKENIZE),
+    "native": (
+        *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS),
+        *(RERANK, SCORE, TOKENIZE, DETOKENIZE),
+    ),
     "chat": (CHAT,),
     "complete": (COMPLETIONS,),
     "embed": (EMBEDDINGS,),

@@ -15,7 +15,7 @@ from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
 from conch.settings.option import FlagError, Settings, option, settings_of
 from conch.settings.option_checks import contents_of
-from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, POSITIVE, TEXT
+from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, NATURAL, POSITIVE, TEXT
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.openai_provider import OpenAiRoutes
 from conch_llm.openai_settings import OpenAiSettings, TextDefaults
@@ -128,6 +128,12 @@ class LlmSettings(AddOnSettings):
         128,
         "maximum answers of one completion: its prompts times its choices, n",
     )
+    store_bytes: int = option(
+        "--openai-store-bytes",
+        NATURAL,
+        0,
+        "maximum bytes of answers of /v1/responses kept in memory, for previous_response_id; 0 keeps none",
+    )
     tokenizer: Path | None = option(
         "--openai-tokenizer",
         DIRECTORY,
@@ -233,6 +239,7 @@ class LlmSettings(AddOnSettings):
             restrictions=self.restrictions,
             most_answers=self.most_answers,
             default_max_tokens=self.default_max_tokens,
+            store_bytes=self.store_bytes,
             lora_separator=self.lora_separator,
             texts=TextDefaults(self.tokenizer, self.chat_template, self.tool_parser),
         )

@@ -43,7 +43,7 @@ class LlmPart(ServerPart):
         from conch_llm.frontend.page_chats import PageChats
 
         options = self._options
-        return PageChats(self._door, options.routes, options.metrics, pools, most_bytes)
+        return PageChats(self._door, options.routes, options.metrics, self._gauges, pools, most_bytes)
 
 
 def llm_parts(options: LlmOptions, context: PartContext) -> Sequence[ServerPart]:

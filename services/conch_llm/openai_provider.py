@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from conch.frontends.http.route_provider import RestApi, RouteProvider
-from conch_llm.contract import PREFIXES
+from conch_llm.contract import MESSAGES, PREFIXES
+from conch_llm.frontend.dialects.response_store import ResponseStore
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.openai_settings import OpenAiSettings
 
@@ -28,15 +29,19 @@ class OpenAiRoutes(RouteProvider):
     def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
+        self._store = ResponseStore(settings.store_bytes)
 
     def refusal(self, path: str, error: ConchError) -> Reply | None:
-        """OpenAI's error for the paths under its prefixes."""
-        from conch_llm.frontend.openai_errors import openai_error
+        """The error for the paths under OpenAI's prefixes, in the route's form."""
+        from conch_llm.frontend.error_forms import ANTHROPIC_ERRORS, OPENAI_ERRORS
 
-        return openai_error(error) if path.startswith(PREFIXES) else None
+        if not path.startswith(PREFIXES):
+            return None
+        anthropic = path.removeprefix("/openai").startswith(MESSAGES)
+        return (ANTHROPIC_ERRORS if anthropic else OPENAI_ERRORS).reply(error, "")
 
     def bind(self, api: RestApi) -> Handler:
         """Returns the handler of the routes."""
         from conch_llm.frontend.openai_routes import OpenAiHandler
 
-        return OpenAiHandler(self._settings, self._metrics, api)
+        return OpenAiHandler(self._settings, self._metrics, api, self._store)

@@ -34,6 +34,7 @@ class OpenAiSettings:
         restrictions: Categories of routes that need a key of their own, besides those of the port.
         most_answers: Most prompts of a completion, times its choices.
         default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
+        store_bytes: Bytes of responses that are kept; 0 keeps none.
         lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
         texts: Defaults of models that get prompts.
     """
@@ -42,5 +43,6 @@ class OpenAiSettings:
     restrictions: Restrictions = field(default_factory=dict)
     most_answers: int = 128
     default_max_tokens: int | None = None
+    store_bytes: int = 0
     lora_separator: str = ""
     texts: TextDefaults = field(default_factory=TextDefaults)

@@ -12,6 +12,8 @@
 `native` takes bodies, too, and answers with their ``pieces``, with ``status`` and ``type``; with ``flood``
 it goes on until it is cancelled.
 
+`sees` takes pictures beside the prompt, and answers with their number and their base64.
+
 `told` takes bodies. It sends the lists of deltas that the last message, or the prompt, has as JSON.
 """
 
@@ -149,6 +151,21 @@ class TritonPythonModel:
                 yield "data: " + "x" * 4096 + chr(10) * 2
             marker.unlink()
 """
+_SEES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            images = pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel()
+            said = f"{len(images)} picture {images[0].decode()}"
+            sender = request.get_response_sender()
+            text = pb_utils.Tensor("text_output", np.array([said.encode()], object))
+            sender.send(pb_utils.InferenceResponse([text]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 _CONFIG = """
     backend: "python"
     input {{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }}
@@ -159,6 +176,8 @@ _CONFIG = """
 """
 
 
+TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A picture of one pixel, in base64."""
 TOKENIZER = {
     "version": "1.0",
     "added_tokens": [],
@@ -187,6 +206,14 @@ def write_words(repository: Path, name: str = "words", **parameters: str) -> Pat
 def running(repository: Path, name: str = "words") -> int:
     """Number of endless answers of the text model now."""
     return len(list((repository / name).glob("running-*")))
+
+
+def write_sees(repository: Path, name: str = "sees") -> Path:
+    """Writes the text model that takes pictures."""
+    extra = 'input { name: "image" data_type: TYPE_STRING dims: [ -1 ] }'
+    template = "{% for part in messages[-1].content %}{{ part.text }}{% endfor %}"
+    files = {"model.py": _SEES, "chat_template.jinja": template}
+    return write_model(repository, name, _CONFIG.format(count=1, extra=extra), files)
 
 
 def write_vectors(repository: Path, name: str = "vectors") -> Path:

@@ -87,6 +87,11 @@ class TritonPythonModel:
         """The prompt of a conversation."""
         return self._template.render(request)
 
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of the calls that the chat template writes; empty if it is not known."""
+        return self._template.tool_parser
+
 
 def _chat_of(request: TokenizeRequest) -> ChatRequest:
     assert request.chat is not None, "messages belong to a chat"

@@ -12,10 +12,14 @@ from typing import Any, Generic, TypeVar
 from conch.core.clock import Clock
 from conch.core.request import Fact, InferenceRequest
 from conch_llm.calls.generation import Piece
-from conch_llm.contract import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from conch_llm.contract import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from conch_llm.deltas import Delta
 
-_OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embeddings", RESPONSES: "chat"}
+_OPERATIONS = {
+    **dict.fromkeys((CHAT, RESPONSES, MESSAGES), "chat"),
+    COMPLETIONS: "text_completion",
+    EMBEDDINGS: "embeddings",
+}
 _ASKED = {
     "max_tokens": ("max_completion_tokens", "max_tokens", "max_output_tokens"),
     "temperature": ("temperature",),

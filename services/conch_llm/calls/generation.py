@@ -69,6 +69,7 @@ class GenerationCall:
         max_tokens: Most tokens of an answer; None to leave it to the model.
         request_id: The request's id.
         adapter: Name of the LoRA adapter; empty for none.
+        tool_parser: Name of the parser of tool calls, if the model gets prompts; empty for none.
     """
 
     route: str
@@ -79,6 +80,7 @@ class GenerationCall:
     max_tokens: int | None
     request_id: str
     adapter: str = ""
+    tool_parser: str = ""
 
 
 class Generation(ABC):

@@ -225,12 +225,20 @@ class ModelCalls:
             total = 0
             for text in texts:
                 body = json.dumps({"prompt": text}).encode()
-                found = await self._answered(model, TOKENIZE, body, call.request_id, exchange, "tokens")
-                total += len(found["tokens"])
+                total += await self.count(model, body, call.request_id, exchange)
         elif counter is not None:
             run = self._run if len(call.body) > _LONG_BYTES else _run_here
             total = await run(lambda: sum(map(counter.count, texts)))
         return EchoedPrompts(call, total)
+
+    async def count(self, model: Servable, body: bytes, request_id: str, exchange: Caller) -> int:
+        """The tokens of the body of a request to /tokenize, of a model that takes it.
+
+        Raises:
+            ConchError: The model refuses the request, or has failed.
+        """
+        found = await self._answered(model, TOKENIZE, body, request_id, exchange, "tokens")
+        return len(found["tokens"])
 
     async def _answered(
         self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller, member: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from conch_llm.frontend.openai_answers import Usage
 from conch_llm.frontend.openai_call import OpenAiCall
 
 
@@ -15,6 +16,7 @@ class AnswerTimes:
         self._call = call
         self._last_s = time.monotonic()
         self._first = True
+        self._generated = 0
 
     def add(self, parts: Sequence[object]) -> None:
         """Notes that parts of the answer have come."""
@@ -25,3 +27,10 @@ class AnswerTimes:
         measure(self._call.model, now - self._last_s)
         self._first = False
         self._last_s = now
+
+    def count(self, usage: Usage) -> None:
+        """Counts the tokens that have come since."""
+        grown = usage.completion_tokens - self._generated
+        if grown:
+            self._generated += grown
+            self._call.metrics.generated(self._call.model, grown)

@@ -47,6 +47,19 @@ class EngineGauges:
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """The families and their samples: sums over the versions of a model, of KV caches the fullest."""
+        found = zip((_WAITING, _RUNNING, _KV_USAGE), self._values(), strict=True)
+        return [(family, _samples(family, values)) for family, values in found]
+
+    def of_model(self, model: str) -> dict[str, float] | None:
+        """The gauges of a model; None if it takes no text, or is not loaded."""
+        waiting, running, usage = self._values()
+        if model not in waiting:
+            return None
+        found = {"waiting": waiting[model], "running": running[model]}
+        return {**found, "cache": usage[model]} if model in usage else found
+
+    def _values(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
+        """Waiting requests, running ones, and used shares of KV caches, by model."""
         pending: dict[str, int] = defaultdict(int)
         running: dict[str, int] = defaultdict(int)
         for entry in self._models.entries.values():
@@ -59,11 +72,7 @@ class EngineGauges:
         running_inside = _by_model(defined, _ENGINE_RUNNING, sum)
         usage = _by_model(defined, _ENGINE_KV_USAGE, max)
         waiting = {name: count + waiting_inside.get(name, 0) for name, count in pending.items()}
-        return [
-            (_WAITING, _samples(_WAITING, waiting)),
-            (_RUNNING, _samples(_RUNNING, {**running, **_known(running_inside, running)})),
-            (_KV_USAGE, _samples(_KV_USAGE, _known(usage, running))),
-        ]
+        return waiting, {**running, **_known(running_inside, running)}, _known(usage, running)
 
 
 def _by_model(

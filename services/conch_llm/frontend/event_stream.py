@@ -18,7 +18,8 @@ from conch.frontends.http.http_exchange import EVENT_STREAM, Headers, HttpExchan
 from conch_llm.calls.generation import Generation
 from conch_llm.calls.model_calls import NativeAnswer
 from conch_llm.deltas import Delta
-from conch_llm.frontend.openai_answers import StreamedAnswer, joined
+from conch_llm.frontend.answer_maker import Encoder
+from conch_llm.frontend.openai_answers import joined
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class DeltaParts(Parts[Delta]):
         answer: Encodes the events.
     """
 
-    def __init__(self, generation: Generation, answer: StreamedAnswer) -> None:
+    def __init__(self, generation: Generation, answer: Encoder) -> None:
         self._generation = generation
         self._answer = answer
 
@@ -190,9 +191,9 @@ class EventStream(Generic[T]):
         """Sends what is left and the end, as the client reads."""
         await self._finish(self._parts.last)
 
-    async def fail(self, events: bytes) -> None:
-        """Sends what is left and the events of an error."""
-        await self._finish(lambda: events)
+    async def fail(self, events: Callable[[], bytes]) -> None:
+        """Sends what is left and the events of an error, which are made behind it."""
+        await self._finish(events)
 
     def close(self) -> None:
         """Ends the watch for silence."""

@@ -20,6 +20,7 @@ from conch.frontends.http.json_body import JSON
 from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import CHAT, COMPLETIONS
+from conch_llm.frontend.answer_maker import AnswerMaker, Collector, Encoder
 from conch_llm.frontend.answer_times import AnswerTimes
 from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams
 from conch_llm.frontend.llm_metrics import DISCONNECT
@@ -32,10 +33,9 @@ from conch_llm.frontend.openai_answers import (
     StreamedAnswer,
     Usage,
     WholeAnswer,
-    error_events,
 )
 from conch_llm.frontend.openai_call import OpenAiCall
-from conch_llm.frontend.openai_errors import RequestError, error_object
+from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.frontend.request_fields import chat_fields, completion_fields
 from conch_llm.frontend.text_models import TextModels
 from conch_llm.openai_settings import OpenAiSettings
@@ -50,14 +50,31 @@ class _Work:
     """A checked request.
 
     Attributes:
-        head: The members of its answer.
+        maker: Makes its answer.
         call: The call of the model.
         text: True if the model gets a prompt, not the body.
     """
 
-    head: AnswerHead
+    maker: AnswerMaker
     call: GenerationCall
     text: bool
+
+
+class _OpenAiAnswer(AnswerMaker):
+    """An answer of OpenAI's chats and completions."""
+
+    def __init__(self, head: AnswerHead, fields: Mapping[str, Any]) -> None:
+        self._head = head
+        self._options = fields.get("stream_options", {})
+
+    def whole(self) -> WholeAnswer:
+        return WholeAnswer(self._head)
+
+    def streamed(self) -> StreamedAnswer:
+        include = bool(self._options.get("include_usage"))
+        return StreamedAnswer(
+            self._head, include, include and bool(self._options.get("continuous_usage_stats"))
+        )
 
 
 class GenerationRoutes:
@@ -82,15 +99,39 @@ class GenerationRoutes:
     async def chat(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a chat."""
         fields = await call.run_long(chat_fields, body)
-        text = not model.capability.takes_body(CHAT)
+        named = isinstance(fields.get("tool_choice"), dict)
+        head = _head(call, model, CHAT_ANSWER, fields.get("n", 1), named)
+        await self.chat_as(call, model, fields, call.body, _OpenAiAnswer(head, fields))
+
+    async def chat_as(
+        self,
+        call: OpenAiCall,
+        model: NamedModel,
+        fields: Mapping[str, Any],
+        body: bytes,
+        maker: AnswerMaker,
+    ) -> None:
+        """Answers a chat in the form of any route.
+
+        Args:
+            call: The request.
+            model: The model.
+            fields: The chat's checked fields.
+            body: The chat's body, for models that take it.
+            maker: Makes the answer.
+
+        Raises:
+            ConchError: The model can't take the request, or fails before it has answered.
+        """
         prompts: list[str | Sequence[int]] = []
-        if text:
+        parser = ""
+        if not model.capability.takes_body(CHAT):
             self._check_takes(model, CHAT)
-            fields = self._texts.checked_chat(model.servable, fields)
+            fields, parser = await self._texts.checked_chat(model.servable, fields)
             prompts = [await self._texts.chat_prompt(model.servable, fields)]
         limit = fields.get("max_completion_tokens", fields.get("max_tokens", self._default_max_tokens))
-        named = isinstance(fields.get("tool_choice"), dict)
-        await self._answer(call, model, self._work(call, model, CHAT_ANSWER, fields, prompts, limit, named))
+        sent = _sent(call, model, CHAT, fields, body, prompts, limit, parser)
+        await self._answer(call, model, _Work(maker, sent, bool(prompts)))
 
     async def completion(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a completion."""
@@ -102,39 +143,13 @@ class GenerationRoutes:
         default = self._default_max_tokens or _COMPLETION_TOKENS
         limit = fields.get("max_tokens", default)
         prompts = fields["prompt"]
-        await self._answer(call, model, self._work(call, model, COMPLETION_ANSWER, fields, prompts, limit))
+        head = _head(call, model, COMPLETION_ANSWER, fields.get("n", 1) * len(prompts))
+        sent = _sent(call, model, COMPLETIONS, fields, call.body, prompts if text else (), limit)
+        await self._answer(call, model, _Work(_OpenAiAnswer(head, fields), sent, text))
 
     def _check_takes(self, model: NamedModel, route: str) -> None:
         if not model.capability.takes_text(route):
             raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
-
-    def _work(
-        self,
-        call: OpenAiCall,
-        model: NamedModel,
-        kind: AnswerKind,
-        fields: Mapping[str, Any],
-        prompts: Sequence[str | Sequence[int]],
-        max_tokens: int | None,
-        named_tool: bool = False,
-    ) -> _Work:
-        route = CHAT if kind.chat else COMPLETIONS
-        text = not model.capability.takes_body(route)
-        n = fields.get("n", 1)
-        head = AnswerHead(
-            kind, call.request_id, int(wall_seconds()), model.name, n * max(len(prompts), 1), named_tool
-        )
-        sent = GenerationCall(
-            route=route,
-            fields=fields,
-            body=call.body,
-            prompts=prompts if text else (),
-            choices=n,
-            max_tokens=max_tokens,
-            request_id=call.request_id,
-            adapter=model.adapter,
-        )
-        return _Work(head, sent, text)
 
     async def _answer(self, call: OpenAiCall, model: NamedModel, work: _Work) -> None:
         times = AnswerTimes(call)
@@ -142,15 +157,9 @@ class GenerationRoutes:
         fields = work.call.fields
         try:
             if fields.get("stream"):
-                options = fields.get("stream_options", {})
-                answer = StreamedAnswer(
-                    work.head,
-                    bool(options.get("include_usage")),
-                    bool(options.get("include_usage") and options.get("continuous_usage_stats")),
-                )
-                await self._stream(call, generation, answer, times)
+                await self._stream(call, generation, work.maker.streamed(), times)
             else:
-                await _whole(call, generation, WholeAnswer(work.head), times)
+                await _whole(call, generation, work.maker.whole(), times)
         except asyncio.CancelledError:
             if call.exchange.lost:
                 call.metrics.cancelled(call.model, DISCONNECT)
@@ -167,7 +176,7 @@ class GenerationRoutes:
         return self._texts.read(model.servable, work.call, generation) if work.text else generation
 
     async def _stream(
-        self, call: OpenAiCall, generation: Generation, answer: StreamedAnswer, times: AnswerTimes
+        self, call: OpenAiCall, generation: Generation, answer: Encoder, times: AnswerTimes
     ) -> None:
         deltas = await generation.take()
         stream = EventStream(call.exchange, DeltaParts(generation, answer), self._streams)
@@ -178,29 +187,61 @@ class GenerationRoutes:
                 times.add(deltas)
                 for delta in deltas:
                     answer.usage.add(delta)
+                times.count(answer.usage)
                 deltas = await stream.send(deltas)
             await stream.end()
         except ConchError as error:
-            await stream.fail(error_events(error_object(error)))
+            failure = error
+            await stream.fail(lambda: answer.failure(failure))
         except Exception as error:  # boundary: what models respond with
             log.error("the answer %s could not go on", call.request_id, exc_info=error)
             hidden = InternalError("the request could not be answered")
-            await stream.fail(error_events(error_object(hidden)))
+            await stream.fail(lambda: answer.failure(hidden))
         finally:
             stream.close()
             _count(call, answer.usage)
 
 
-async def _whole(call: OpenAiCall, generation: Generation, answer: WholeAnswer, times: AnswerTimes) -> None:
+def _head(
+    call: OpenAiCall, model: NamedModel, kind: AnswerKind, choices: int, named_tool: bool = False
+) -> AnswerHead:
+    return AnswerHead(kind, call.request_id, int(wall_seconds()), model.name, choices, named_tool)
+
+
+def _sent(
+    call: OpenAiCall,
+    model: NamedModel,
+    route: str,
+    fields: Mapping[str, Any],
+    body: bytes,
+    prompts: Sequence[str | Sequence[int]],
+    max_tokens: int | None,
+    tool_parser: str = "",
+) -> GenerationCall:
+    return GenerationCall(
+        route=route,
+        fields=fields,
+        body=body,
+        prompts=prompts,
+        choices=fields.get("n", 1),
+        max_tokens=max_tokens,
+        request_id=call.request_id,
+        adapter=model.adapter,
+        tool_parser=tool_parser,
+    )
+
+
+async def _whole(call: OpenAiCall, generation: Generation, answer: Collector, times: AnswerTimes) -> None:
     first = True
     while (deltas := await generation.take()) is not None:
         if first:
             times.add(deltas)
             first = not deltas
         answer.add(deltas)
+        times.count(answer.usage)
     _count(call, answer.usage)
     call.respond(200, [JSON], answer.body())
 
 
 def _count(call: OpenAiCall, usage: Usage) -> None:
-    call.metrics.tokens(call.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    call.metrics.ended(call.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

@@ -19,27 +19,29 @@ from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
 from conch_llm.contract import (
     CHAT,
     COMPLETIONS,
+    COUNT_TOKENS,
     DETOKENIZE,
     EMBEDDINGS,
+    MESSAGES,
     RERANK,
     RESPONSES,
     SCORE,
     TOKENIZE,
 )
 from conch_llm.frontend.answer_times import AnswerTimes
+from conch_llm.frontend.dialects.dialect_routes import DialectRoutes
+from conch_llm.frontend.dialects.response_store import ResponseStore
 from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams
 from conch_llm.frontend.generation_routes import GenerationRoutes
 from conch_llm.frontend.llm_metrics import DISCONNECT
 from conch_llm.frontend.model_names import NamedModel
-from conch_llm.frontend.openai_answers import error_events
 from conch_llm.frontend.openai_call import OpenAiCall
-from conch_llm.frontend.openai_errors import RequestError, error_object
 from conch_llm.frontend.text_models import TextModels
 from conch_llm.frontend.token_routes import TokenRoutes
 from conch_llm.frontend.vector_routes import VectorRoutes
 from conch_llm.openai_settings import OpenAiSettings
 
-_FINISHED = (RESPONSES, TOKENIZE, DETOKENIZE)
+_FINISHED = (TOKENIZE, DETOKENIZE)
 """Routes whose answer a model that takes the body makes itself."""
 
 ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
@@ -54,6 +56,7 @@ class InferenceRoutes:
         clock: Monotonic time in nanoseconds.
         pools: Threads of the port.
         settings: Settings by flags.
+        store: Keeps responses; None keeps none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class InferenceRoutes:
         clock: Clock,
         pools: Pools,
         settings: OpenAiSettings,
+        store: ResponseStore | None = None,
     ) -> None:
         self._door = door
         self._admission = admission
@@ -72,11 +76,14 @@ class InferenceRoutes:
         generation = GenerationRoutes(self._calls, texts, self._streams, settings)
         vectors = VectorRoutes(self._calls, texts)
         tokens = TokenRoutes(texts)
-        self._works: Mapping[str, ModelWork | None] = {
+        self.dialects = dialects = DialectRoutes(generation, self._calls, texts, store or ResponseStore(0))
+        self._works: Mapping[str, ModelWork] = {
             CHAT: generation.chat,
             COMPLETIONS: generation.completion,
             EMBEDDINGS: vectors.embeddings,
-            RESPONSES: None,
+            RESPONSES: dialects.responses,
+            MESSAGES: dialects.messages,
+            COUNT_TOKENS: dialects.count_tokens,
             SCORE: vectors.score,
             RERANK: vectors.rerank,
             TOKENIZE: tokens.tokenize,
@@ -109,13 +116,10 @@ class InferenceRoutes:
         task = asyncio.current_task()
         assert task is not None, "handlers are tasks"
         call.exchange.on_disconnect = task.cancel
-        work = self._works[route]
         if model.capability.takes_body(route) and (model.capability.native or route in _FINISHED):
             await self._native(call, model, route, body)
-        elif work is not None:
-            await work(call, model, body)
         else:
-            raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
+            await self._works[route](call, model, body)
 
     async def _native(
         self, call: OpenAiCall, model: NamedModel, route: str, fields: Mapping[str, Any]
@@ -154,7 +158,8 @@ class InferenceRoutes:
                 pieces = await stream.send(pieces)
             await stream.end()
         except ConchError as error:
-            await stream.fail(error_events(error_object(error)))
+            failure = error
+            await stream.fail(lambda: call.errors.events(failure))
         finally:
             stream.close()
 

@@ -55,6 +55,9 @@ class _Histogram:
         counts[bisect_left(self._bounds, seconds)] += 1
         self._sums[model] = self._sums.get(model, 0.0) + seconds
 
+    def totals(self, model: str) -> tuple[int, float]:
+        return sum(self._counts.get(model, ())), self._sums.get(model, 0.0)
+
     def samples(self) -> tuple[Family, list[str]]:
         name = self._family.name
         lines = []
@@ -77,6 +80,7 @@ class LlmMetrics:
         self._prompt: dict[str, int] = {}
         self._generated: dict[str, int] = {}
         self._cached: dict[str, int] = {}
+        self._context: dict[str, int] = {}
         self._first = _Histogram(_FIRST, _FIRST_TOKEN_S)
         self._gaps = _Histogram(_GAP, _GAPS_S)
 
@@ -96,17 +100,36 @@ class LlmMetrics:
         with self._lock:
             self._gaps.add(model, seconds)
 
-    def tokens(self, model: str, prompt: int, generated: int, cached: int) -> None:
-        """Counts the tokens of an answer."""
+    def generated(self, model: str, tokens: int) -> None:
+        """Counts tokens of an answer as they come."""
+        with self._lock:
+            self._generated[model] = self._generated.get(model, 0) + tokens
+
+    def ended(self, model: str, prompt: int, generated: int, cached: int) -> None:
+        """Counts the prompt of an answer that has ended, and notes what it has used of the context."""
         with self._lock:
             self._prompt[model] = self._prompt.get(model, 0) + prompt
-            self._generated[model] = self._generated.get(model, 0) + generated
+            self._generated.setdefault(model, 0)
             self._cached[model] = self._cached.get(model, 0) + cached
+            if prompt:
+                self._context[model] = prompt + generated
 
     def cancelled(self, model: str, reason: str) -> None:
         """Counts an answer that ended early."""
         with self._lock:
             self._cancelled[model, reason] = self._cancelled.get((model, reason), 0) + 1
+
+    def of_model(self, model: str) -> dict[str, float]:
+        """Totals of a model: tokens, first tokens with their seconds, and the last answer's context."""
+        first, seconds = self._first.totals(model)
+        return {
+            "prompt": self._prompt.get(model, 0),
+            "generated": self._generated.get(model, 0),
+            "cached": self._cached.get(model, 0),
+            "first": first,
+            "first_s": round(seconds, 6),
+            "context": self._context.get(model, 0),
+        }
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """All families and their samples."""

@@ -52,10 +52,15 @@ class NamedModel:
         """The model's own name."""
         return self.servable.spec.name
 
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a prompt and its answer, if the config has it."""
+        written = str(self.servable.spec.parameters.get("max_model_len", ""))
+        return int(written) if written.isdecimal() else None
+
     def entry(self) -> dict[str, Any]:
         """Entry of the model in the list of models."""
         spec = self.servable.spec
-        longest = str(spec.parameters.get("max_model_len", ""))
         return {
             "id": self.name,
             "object": "model",
@@ -63,7 +68,7 @@ class NamedModel:
             "owned_by": "conch",
             "root": self.adapter or spec.name,
             "parent": spec.name if self.adapter else None,
-            "max_model_len": int(longest) if longest.isdecimal() else None,
+            "max_model_len": self.longest,
             "capabilities": [
                 what
                 for route, what in _CAPABILITIES.items()

@@ -14,7 +14,8 @@ from conch.core.errors import ConchError, UnauthenticatedError
 from conch.frontends.http.http_exchange import HttpExchange
 from conch_llm.frontend.model_names import ModelNames, NamedModel
 
-API_KEY = "api-key"
+API_KEYS = ("api-key", "x-api-key")
+"""Headers with a key, as Azure's clients and Anthropic's send it."""
 _REFUSAL = "This API is restricted, expecting header '{key}' with valid value"
 _BEARER = "bearer "
 
@@ -30,7 +31,7 @@ class _Peer:
     def header_values(self, name: str) -> Sequence[str]:
         values = self._exchange.header_values(name)
         if name == AUTHORIZATION and not values:
-            return [f"Bearer {key}" for key in self._exchange.header_values(API_KEY)]
+            return [f"Bearer {key}" for header in API_KEYS for key in self._exchange.header_values(header)]
         return values
 
 
@@ -95,10 +96,11 @@ class OpenAiAccess:
             value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else ""
             for value in exchange.header_values(AUTHORIZATION)
         ]
-        given += exchange.header_values(API_KEY)
+        given += [key for header in API_KEYS for key in exchange.header_values(header)]
         if not given:
             raise UnauthenticatedError(
-                "No API key was given: send it as 'Authorization: Bearer KEY' or as 'api-key: KEY'"
+                "No API key was given: send it as 'Authorization: Bearer KEY', or as 'api-key: KEY' or "
+                "'x-api-key: KEY'"
             )
         if len(given) > 1:
             raise UnauthenticatedError("More than one API key was given: send one")

@@ -13,8 +13,10 @@ from typing import Any
 
 import orjson
 
+from conch.core.errors import ConchError
 from conch.frontends.yield_gil import yield_gil
 from conch_llm.deltas import Delta
+from conch_llm.frontend.openai_errors import error_object
 
 _STEP_BYTES = 1 << 18  # encoded before other threads run
 DONE = b"data: [DONE]\n\n"
@@ -331,6 +333,10 @@ class StreamedAnswer:
             pieces.append(_event({**self._members, "choices": [], "usage": usage}))
         pieces.append(DONE)
         return b"".join(pieces)
+
+    def failure(self, error: ConchError) -> bytes:
+        """A chunk with an error in mid-stream, and the end."""
+        return error_events(error_object(error))
 
     def _begin(self, index: int, pieces: list[bytes]) -> None:
         self._begun[index] = True

@@ -13,10 +13,11 @@ from conch.frontends.http.flow_control import MOST_CHUNKS, Body, TooManyChunksEr
 from conch.frontends.http.http_exchange import ClientDisconnectError, Headers, HttpExchange
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.json_body import JSON, parsed
+from conch_llm.frontend.error_forms import OPENAI_ERRORS, ErrorForm
 from conch_llm.frontend.large_bodies import QUICK_BYTES, quick_json, read_body
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.openai_answers import encoded
-from conch_llm.frontend.openai_errors import RequestError, TooLargeError, openai_error
+from conch_llm.frontend.openai_errors import RequestError, TooLargeError
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +34,27 @@ class OpenAiCall:
         metrics: Counts it.
         pools: Threads that parse large bodies.
         most_bytes: Largest body.
+        errors: Form of its errors.
 
     Attributes:
         exchange: The request as HTTP has it.
+        errors: Form of its errors.
         request_id: Its id, the client's if that has sent a usable one.
         model: The model's own name once it is found, for metrics.
         body: The body as received, once it is read.
     """
 
     def __init__(
-        self, exchange: HttpExchange, route: str, metrics: LlmMetrics, pools: Pools, most_bytes: int
+        self,
+        exchange: HttpExchange,
+        route: str,
+        metrics: LlmMetrics,
+        pools: Pools,
+        most_bytes: int,
+        errors: ErrorForm = OPENAI_ERRORS,
     ) -> None:
         self.exchange = exchange
+        self.errors = errors
         self._route = route
         self.metrics = metrics
         self._pools = pools
@@ -54,8 +64,9 @@ class OpenAiCall:
         self.model = ""
         self.body = b""
         self._fields: Mapping[str, Any] = {}
-        header = (b"x-request-id", self.request_id.encode())
-        exchange.extra_headers = [*(exchange.extra_headers or ()), header]
+        shown = self.request_id.encode()
+        headers = [(name, shown) for name in errors.id_headers]
+        exchange.extra_headers = [*(exchange.extra_headers or ()), *headers]
 
     async def run(self, work: Awaitable[None]) -> None:
         """Waits for what answers the request; sends its error if there is one."""
@@ -99,13 +110,18 @@ class OpenAiCall:
         self._fields = found
         return found
 
-    async def run_long(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def run_long(self, work: Callable[..., T], *arguments: Any, more_bytes: int = 0) -> T:
         """Runs work whose time grows with the body: on a thread of the pool, unless the body is short.
+
+        Args:
+            work: The work.
+            arguments: Its arguments.
+            more_bytes: Bytes that it reads besides the body.
 
         Raises:
             ConchError: The work raises it, the client disconnected, or the server stops.
         """
-        if len(self.body) <= QUICK_BYTES:
+        if len(self.body) + more_bytes <= QUICK_BYTES:
             return work(*arguments)
         return await parsed(self.exchange, self._pools, work, *arguments)
 
@@ -134,7 +150,7 @@ class OpenAiCall:
     def fail(self, error: ConchError) -> None:
         """Sends an error, unless the response has begun."""
         if not self.exchange.began:
-            self.respond(*openai_error(error, self._fields))
+            self.respond(*self.errors.reply(error, self.request_id, self._fields))
 
     def counted(self, status: int) -> None:
         """Counts the response."""

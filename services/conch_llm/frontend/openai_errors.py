@@ -62,6 +62,10 @@ class UnknownModelError(NotFoundError):
     """There is no model, alias or adapter of this name."""
 
 
+class UnknownResponseError(NotFoundError):
+    """There is no stored response of this id."""
+
+
 class UnknownPathError(NotFoundError):
     """There is no such route."""
 
@@ -89,6 +93,7 @@ _FORMS: tuple[tuple[type[ConchError], _Form], ...] = (
     (TooLargeError, _Form(413, _INVALID, "content_too_large")),
     (WrongMethodError, _Form(405, _INVALID, "method_not_allowed")),
     (UnknownPathError, _Form(404, _INVALID, "unknown_url")),
+    (UnknownResponseError, _Form(404, _INVALID, "response_not_found")),
     (UnauthenticatedError, _Form(401, "authentication_error", "invalid_api_key")),
     (PermissionDeniedError, _Form(403, "permission_error", "model_not_allowed")),
     (NotFoundError, _Form(404, "not_found_error", "model_not_found")),

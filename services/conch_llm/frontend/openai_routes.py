@@ -1,4 +1,4 @@
-"""OpenAI's routes: the fixed list of paths, and what all requests pass before their handler.
+"""OpenAI's routes and Anthropic's: the fixed list of paths, and what all requests pass before their handler.
 
 Checks, in order: known path, CORS, method, API key or access policy, key of a restricted route, origin. Paths
 are matched as a whole, never by a prefix, and may begin with ``/openai``, as in KServe.
@@ -21,18 +21,23 @@ from conch.door.operation_handlers import LoadRequest, UnloadRequest
 from conch.frontends.http.cors import cross_origin_reason
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import loaded, result_of
+from conch.frontends.http.json_body import JSON
 from conch.frontends.http.route_provider import Answering, RestApi
 from conch_llm.contract import (
     CHAT,
     COMPLETIONS,
+    COUNT_TOKENS,
     DETOKENIZE,
     EMBEDDINGS,
+    MESSAGES,
     PREFIXES,
     RERANK,
     RESPONSES,
     SCORE,
     TOKENIZE,
 )
+from conch_llm.frontend.dialects.response_store import ResponseStore
+from conch_llm.frontend.error_forms import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorForm
 from conch_llm.frontend.inference_routes import InferenceRoutes
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.model_names import ModelNames
@@ -66,6 +71,7 @@ class _Route:
         work: Answers.
         action: Name of the operation, for the audit log.
         model: The model that the path names; empty for none.
+        errors: Form of its errors.
     """
 
     name: str
@@ -75,6 +81,7 @@ class _Route:
     work: Work
     action: str = "infer"
     model: str = ""
+    errors: ErrorForm = OPENAI_ERRORS
 
 
 class OpenAiHandler:
@@ -84,9 +91,12 @@ class OpenAiHandler:
         settings: Settings by flags.
         metrics: Counts what the routes do.
         api: The port's REST routes.
+        store: Keeps responses, for all ports.
     """
 
-    def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics, api: RestApi) -> None:
+    def __init__(
+        self, settings: OpenAiSettings, metrics: LlmMetrics, api: RestApi, store: ResponseStore
+    ) -> None:
         self._api = api
         self._metrics = metrics
         self._names = ModelNames(api.door.models, settings.lora_separator)
@@ -96,7 +106,7 @@ class OpenAiHandler:
             for category, (key, value) in settings.restrictions.items()
         }
         self._access = OpenAiAccess(api.access, {**api.guard.restricted, **own}, settings.keys, self._names)
-        self._inference = InferenceRoutes(api.door, api.admission, api.clock, api.pools, settings)
+        self._inference = InferenceRoutes(api.door, api.admission, api.clock, api.pools, settings, store)
         self._routes = self._table()
 
     def __call__(self, exchange: HttpExchange) -> Answering:
@@ -105,7 +115,7 @@ class OpenAiHandler:
         ours = path.startswith(PREFIXES)
         if path.startswith(f"{_KSERVE}/"):
             path = path[len(_KSERVE) :]
-        route = self._routes.get(path) or self._model_route(path, exchange.method)
+        route = self._routes.get(path) or self._part_route(path, exchange.method)
         if route is None:
             if ours:
                 call = OpenAiCall(exchange, "unknown", self._metrics, self._api.pools, self._api.most_bytes)
@@ -115,7 +125,9 @@ class OpenAiHandler:
         inference = route.category == "inference"
         if inference and self._api.cors is not None and self._api.cors.answer(exchange):
             return None
-        call = OpenAiCall(exchange, route.name, self._metrics, self._api.pools, self._api.most_bytes)
+        call = OpenAiCall(
+            exchange, route.name, self._metrics, self._api.pools, self._api.most_bytes, route.errors
+        )
         try:
             self._check(exchange, route)
         except ConchError as error:
@@ -148,7 +160,8 @@ class OpenAiHandler:
         def post(route: str, *aliases: str) -> None:
             for path in (route, *aliases):
                 answer = partial(self._infer, route)
-                found[path] = _Route(path, "POST", "inference", INFERS, answer)
+                errors = ANTHROPIC_ERRORS if path.startswith(MESSAGES) else OPENAI_ERRORS
+                found[path] = _Route(path, "POST", "inference", INFERS, answer, errors=errors)
 
         get(_MODELS, "model-repository", ANY, self._list, "list_models")
         get("/health", "health", OPEN, self._health, "")
@@ -156,14 +169,18 @@ class OpenAiHandler:
         get("/health/live", "health", OPEN, self._alias(table.SERVER_LIVE.paths[0]), "")
         get("/health/ready", "health", OPEN, self._alias(table.SERVER_READY.paths[0]), "")
         get("/version", "metadata", ANY, self._version, "server_metadata")
-        for route in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, DETOKENIZE):
+        for route in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS):
             post(route)
+        post(TOKENIZE)
+        post(DETOKENIZE)
         post(SCORE, "/score")
         post(RERANK, "/rerank", "/v2/rerank")
         return found
 
-    def _model_route(self, path: str, method: str) -> _Route | None:
-        """The route of a path with a model's id, which may hold slashes, as they are or escaped."""
+    def _part_route(self, path: str, method: str) -> _Route | None:
+        """The route of a path with the id of a response, or of a model, which may hold slashes."""
+        if path.startswith(f"{RESPONSES}/"):
+            return self._response_route(unquote(path[len(RESPONSES) + 1 :]), method)
         if not path.startswith(f"{_MODELS}/"):
             return None
         name = unquote(path[len(_MODELS) + 1 :])
@@ -187,6 +204,21 @@ class OpenAiHandler:
         if not name:
             return None
         return _Route(name_of, "GET", "model-repository", ANY, partial(self._get, model=name), "get_model")
+
+    def _response_route(self, name: str, method: str) -> _Route | None:
+        """The route of a response that is kept."""
+        if not name or "/" in name:
+            return None
+        work = self._remove if method == "DELETE" else self._stored
+        verb = method if method == "DELETE" else "GET"
+        return _Route(f"{RESPONSES}/{{id}}", verb, "inference", INFERS, partial(work, name=name))
+
+    async def _stored(self, call: OpenAiCall, name: str) -> None:
+        call.respond(200, [JSON], self._inference.dialects.stored(call, name))
+
+    async def _remove(self, call: OpenAiCall, name: str) -> None:
+        self._inference.dialects.remove(call, name)
+        call.reply({"id": name, "object": "response", "deleted": True})
 
     # Routes without a model, and of models themselves
 

@@ -5,7 +5,7 @@ Threads and locks: event loop only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from conch.core.clock import monotonic_ns
 from conch.door.door import Door
@@ -13,6 +13,7 @@ from conch.frontends.http.chat_route import ChatModel, ChatRoute
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import Pools, loaded
 from conch_llm.contract import CHAT
+from conch_llm.frontend.engine_gauges import EngineGauges
 from conch_llm.frontend.inference_routes import InferenceRoutes
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.model_names import ModelNames, NamedModel
@@ -32,6 +33,7 @@ class PageChats(ChatRoute):
         door: The core.
         settings: Settings by flags; its keys and restrictions are for other ports.
         metrics: Counts the requests with those of OpenAI's routes.
+        gauges: The gauges of models that take text.
         pools: Threads that parse large bodies and render templates.
         most_bytes: Largest body.
     """
@@ -41,6 +43,7 @@ class PageChats(ChatRoute):
         door: Door,
         settings: OpenAiSettings,
         metrics: LlmMetrics,
+        gauges: EngineGauges,
         pools: Pools,
         most_bytes: int,
     ) -> None:
@@ -48,6 +51,7 @@ class PageChats(ChatRoute):
         self._admission = door.admission(_PROTOCOL)
         self._inference = InferenceRoutes(door, self._admission, monotonic_ns, pools, settings)
         self._metrics = metrics
+        self._gauges = gauges
         self._pools = pools
         self._most_bytes = most_bytes
 
@@ -57,6 +61,15 @@ class PageChats(ChatRoute):
         return sorted(
             [ChatModel(each.name, each.own_name) for each in names if await self._inference.chats(each)]
         )
+
+    def figures(self, model: str) -> Mapping[str, float] | None:
+        """Counts and gauges of a model, and the length of its context where the config has it."""
+        gauges = self._gauges.of_model(model)
+        if gauges is None:
+            return None
+        longest = next((each.longest for each in self._names.all() if each.own_name == model), None)
+        known = {} if longest is None else {"longest": longest}
+        return {**self._metrics.of_model(model), **gauges, **known}
 
     async def answer(self, exchange: HttpExchange, model: str) -> None:
         """Answers a chat completion."""

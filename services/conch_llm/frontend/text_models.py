@@ -8,6 +8,7 @@ Threads and locks: event loop only; templates are loaded and rendered on a threa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ from conch_llm.language.tool_calls import (
 )
 from conch_llm.models.answer_parsers import Parsers
 from conch_llm.openai_settings import TextDefaults
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,8 +63,8 @@ class TextModels:
         self._templates: dict[str, ChatTemplate] = {}
         self._tokenizers: dict[str, TextTokenizer | None] = {}
 
-    def checked_chat(self, model: Servable, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a chat, with the schema of a forced call.
+    async def checked_chat(self, model: Servable, fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The fields of a chat, with the schema of a forced call; and the parser of calls, if it has one.
 
         Raises:
             RequestError: The model can't take one of them.
@@ -77,21 +80,22 @@ class TextModels:
         found = dict(fields)
         if not fields.get("tools") or fields.get("tool_choice") == "none":
             found.pop("tools", None)
-            return found
+            return found, ""
         schema = schema_of_call(fields["tools"], fields.get("tool_choice"))
         if schema is None:
-            if not self._tool_parser(model):
+            parser = await self._tool_parser(model)
+            if not parser:
                 raise RequestError(
                     '"auto" tool choice requires --tool-call-parser to be set, or the parameter '
                     f"{TOOL_PARSER} of the model's config",
                     "tool_choice",
                 )
-            return found
+            return found, parser
         for name in ("response_format", "structured_outputs"):
             if name in fields:
                 raise RequestError(f"`{name}` can't be used with a forced tool call", name)
         found["structured_outputs"] = {"json": schema}
-        return found
+        return found, ""
 
     def check_completion(self, fields: Mapping[str, Any]) -> None:
         """Raises RequestError: a field is not for models that get prompts."""
@@ -153,7 +157,7 @@ class TextModels:
         tools: ToolCallParser | None = None
         reasoning: ReasoningSplitter | None = None
         if call.route == CHAT:
-            tools = self._calls_in(model, fields)
+            tools = _calls_in(call)
             begun = isinstance(prompt, str) and begins_reasoning(prompt)
             if begun or Parsers.of(model.spec.parameters).reasoning:
                 reasoning = ReasoningSplitter(begun)
@@ -166,16 +170,13 @@ class TextModels:
             hides_reasoning=fields.get("include_reasoning") is False,
         )
 
-    def _calls_in(self, model: Servable, fields: Mapping[str, Any]) -> ToolCallParser | None:
-        if "tools" not in fields:
-            return None
-        choice = fields.get("tool_choice", "auto")
-        if choice != "auto":
-            return forced_call_parser(choice)
-        return tool_call_parser(self._tool_parser(model), parallel=fields.get("parallel_tool_calls", True))
-
-    def _tool_parser(self, model: Servable) -> str:
-        return model.spec.parameters.get(TOOL_PARSER, "") or self._defaults.tool_parser
+    async def _tool_parser(self, model: Servable) -> str:
+        """The parser that the config names, or the chat template's calls need, or the flag names."""
+        named = model.spec.parameters.get(TOOL_PARSER, "")
+        if named:
+            return named
+        template = await self.run(lambda: self._template(model))
+        return template.tool_parser or self._defaults.tool_parser
 
     def _template(self, model: Servable) -> ChatTemplate:
         """The template of a model, loaded once as long as the models stay as they are.
@@ -196,6 +197,10 @@ class TextModels:
                     "model",
                 )
             self._templates[key] = found
+            if found.tool_parser and not spec.parameters.get(TOOL_PARSER):
+                log.info(
+                    "model '%s': by its chat template, its tool calls are %s", spec.name, found.tool_parser
+                )
         return found
 
     def _tokenizer(self, model: Servable) -> TextTokenizer | None:
@@ -230,6 +235,16 @@ class TextModels:
             )
             found = load_chat_template(spec.version_directory, chat_template=template, tokenizer=tokenizer)
         return found
+
+
+def _calls_in(call: GenerationCall) -> ToolCallParser | None:
+    fields = call.fields
+    if "tools" not in fields:
+        return None
+    choice = fields.get("tool_choice", "auto")
+    if choice != "auto":
+        return forced_call_parser(choice)
+    return tool_call_parser(call.tool_parser, parallel=fields.get("parallel_tool_calls", True))
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -43,7 +43,7 @@ class TokenRoutes:
             prompt, special = fields["prompt"], True
         tokenizer = await self._texts.tokenizer(model.servable)
         if tokenizer is None:
-            raise _no_tokenizer(model)
+            raise no_tokenizer(model)
         special = fields.get("add_special_tokens", special)
         ids = await self._texts.run(lambda: tokenizer.encode(prompt, special))
         shows = fields.get("return_token_strs")
@@ -61,11 +61,12 @@ class TokenRoutes:
         fields = await call.run_long(checked, body, DETOKENIZE_FIELDS, ("tokens",))
         tokenizer = await self._texts.tokenizer(model.servable)
         if tokenizer is None:
-            raise _no_tokenizer(model)
+            raise no_tokenizer(model)
         call.reply({"prompt": await self._texts.run(lambda: tokenizer.decode(fields["tokens"]))})
 
 
-def _no_tokenizer(model: NamedModel) -> RequestError:
+def no_tokenizer(model: NamedModel) -> RequestError:
+    """The error of a model whose tokens the server can't count."""
     return RequestError(
         f"The model `{model.name}` has no tokenizer: put tokenizer.json into its version directory, or name "
         f"its folder by the parameter tokenizer of its config, or by --openai-tokenizer",

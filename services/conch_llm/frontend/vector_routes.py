@@ -116,7 +116,7 @@ def _check_scores(model: NamedModel) -> None:
 def _usage(call: OpenAiCall, prompt_tokens: int | None) -> dict[str, int] | None:
     if prompt_tokens is None:
         return None
-    call.metrics.tokens(call.model, prompt_tokens, 0, 0)
+    call.metrics.ended(call.model, prompt_tokens, 0, 0)
     return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, message_of
+from conch_llm.language.tool_calls import parser_of_template
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
@@ -38,6 +39,11 @@ class ChatTemplate:
         templates: Templates by name: ``default``, and ``tool_use`` for requests with tools.
         special_tokens: Variables such as ``bos_token``.
 
+    Attributes:
+        takes_tools: True if it shows tools to the model.
+        tool_parser: Name of the parser of the calls that it writes, see `tool_calls`; empty if they have no
+            known syntax.
+
     Raises:
         InvalidArgumentError: A template is malformed, or there is no ``default``.
         UnavailableError: jinja2 is not installed.
@@ -48,6 +54,9 @@ class ChatTemplate:
             raise InvalidArgumentError(f"chat_template: no template has the name {_DEFAULT!r}")
         self._special_tokens = dict(special_tokens or {})
         self._compiled = {name: _compile(name, text) for name, text in templates.items()}
+        with_tools = templates.get(_TOOL_USE, templates[_DEFAULT])
+        self.takes_tools = "tools" in with_tools
+        self.tool_parser = parser_of_template(with_tools)
         self._takes_parts = {name: takes_parts(text) for name, text in templates.items()}
 
     def render(

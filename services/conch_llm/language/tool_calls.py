@@ -52,6 +52,7 @@ class ToolFormat:
 
 _BEFORE = "before"
 _LIST = "list"
+_OPEN = "open"
 
 HERMES = ToolFormat(
     {
@@ -71,7 +72,10 @@ LLAMA3 = ToolFormat(
 )
 MISTRAL = ToolFormat(
     {
-        START: {"[TOOL_CALLS]": _LIST},
+        # The marker is a special token, which most detokenizers drop. At the start
+        # it is read from its "[" on, like a list without it.
+        START: {"[TOOL_CALLS]": _LIST, "[": _OPEN},
+        _OPEN: {"{": CALL, "TOOL_CALLS]": _LIST},
         _LIST: {"[": _BEFORE},
         _BEFORE: {"{": CALL},
         AFTER_CALL: {",": _BEFORE, "]": GAP},
@@ -88,6 +92,27 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _DATA = ("enum", "const", "default", "examples")
 """Keywords of a schema whose values are no schemas."""
 _FORMATS = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL}
+
+
+_LLAMA3_PARAMETERS = '"parameters": '
+"""In the instructions of llama 3's templates; others say ``arguments``."""
+
+
+def parser_of_template(template: str) -> str:
+    """The name of the parser of the calls that a chat template writes; empty for those of no known syntax.
+
+    Args:
+        template: The template that requests with tools are rendered by.
+    """
+    if "tools" not in template:
+        return ""
+    if "<tool_call>" in template:  # Qwen3-Coder and GLM put XML inside
+        return "" if "<function=" in template or "<arg_key>" in template else "hermes"
+    if "[TOOL_CALLS]" in template:  # later versions put the name before the JSON
+        return "" if "[ARGS]" in template or "[CALL_ID]" in template else "mistral"
+    if "<|start_header_id|>" in template and _LLAMA3_PARAMETERS in template:
+        return "llama3"
+    return ""
 
 
 def tool_call_parser(name: str, *, parallel: bool = True) -> ToolCallParser:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -123,6 +124,23 @@ class TextModel:
         self._render = getattr(self._model, "render_prompt", template.render)
         if hasattr(self._model, "initialize"):
             self._model.initialize(args)
+        if not self._parsers.tools:
+            self._parsers = replace(self._parsers, tools=self._tools_of(template))
+
+    def _tools_of(self, template: ModelTemplate) -> str:
+        """Name of the tool parser by the chat template, the model's own or that of its files."""
+        chats = "chat" in self.methods or "complete" in self.methods
+        if not chats or getattr(self._model, "handles_tools", False):
+            return ""
+        source = self._model if hasattr(self._model, "render_prompt") else template
+        try:
+            found = str(getattr(source, "tool_parser", ""))
+        except ConchError:
+            return ""  # the first chat tells
+        if found:
+            text = f"model '{self._name}': by its chat template, its tool calls are {found}"
+            pb_utils.Logger.log_info(text)
+        return found
 
     def finalize(self) -> None:
         """Finalizes the model."""

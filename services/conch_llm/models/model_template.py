@@ -57,6 +57,15 @@ class ModelTemplate:
             chat_template_kwargs=more,
         )
 
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of the calls that the template writes; empty if it is not known.
+
+        Raises:
+            ConchError: The template is malformed, or a package is missing.
+        """
+        return self._found.tool_parser if self._found else ""
+
     @cached_property
     def _found(self) -> ChatTemplate | None:
         named = {name: self._parameters.get(name, "") for name in ("chat_template", "tokenizer")}

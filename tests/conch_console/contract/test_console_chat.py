@@ -114,6 +114,20 @@ def test_no_other_model_is_reached(place: Place, model: str, given: str, status:
     assert text in refused.text
 
 
+def test_the_live_page_has_the_figures_of_a_model_that_takes_text(place: Place) -> None:
+    with place.page("all") as page, page.live("?model=words") as events:
+        details = (content["text"] for name, content in events if name == "detail")
+        before = next(details)
+        assert {"running", "waiting", "prompt", "first_s"} <= before.keys()
+        asked = body("hello you", stream=True)
+        assert page.post("/api/models/words/chat", asked).status_code == 200
+        after = next(each for each in details if each["prompt"] > before["prompt"])
+        grown = {name: after[name] - before[name] for name in ("prompt", "generated", "first")}
+        assert grown == {"prompt": 2, "generated": 2, "first": 1} and after["context"] == 4
+        with page.live("?model=bare") as others:
+            assert next(content for name, content in others if name == "detail")["text"]["context"] == 0
+
+
 def test_leaving_cancels_the_answer(place: Place) -> None:
     with place.page("all") as page:
         asked = body("endless", stream=True)

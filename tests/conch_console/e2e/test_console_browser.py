@@ -131,6 +131,12 @@ def test_charts_move(server: LocalServer, visit: Visit) -> None:
     page.get_by_role("rowheader", name="simple").wait_for()
 
 
+def test_tokens_of_a_model_that_chats(visit: Visit) -> None:
+    page = visit.open("models/words/live")
+    page.get_by_role("img", name=re.compile("Tokens per second: generated")).wait_for()
+    page.get_by_text(re.compile("[0-9]+ running, 0 waiting")).wait_for()
+
+
 def test_an_image_becomes_a_tensor(visit: Visit) -> None:
     one = Image.new("L", (64, 64), 255)
     ImageDraw.Draw(one).line([(32, 8), (32, 56)], fill=0, width=10)

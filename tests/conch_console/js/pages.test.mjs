@@ -13,7 +13,7 @@ const { actionsOf, addRates, stepsOf } = await load("pages/rollout.js");
 const { shares } = await load("pages/overview.js");
 const { linesOf } = await load("pages/logs.js");
 const { matching } = await load("pages/traces.js");
-const { seriesOf } = await load("pages/live.js");
+const { seriesOf, textSeries } = await load("pages/live.js");
 const { imageShape } = await load("pages/try.js");
 const { bySize, stacked } = await load("components/chart.js");
 const { place } = await load("components/waterfall.js");
@@ -83,6 +83,21 @@ test("series add versions up, and choose one", () => {
   assert.deepEqual(seriesOf(points, 0).counts[0], [12]);
   assert.deepEqual(seriesOf(points, 2).counts[0], [7]);
   assert.deepEqual(seriesOf(points, 0).batches, [{ 4: 12 }]);
+});
+
+test("tokens are rates, and the first token's time is a mean of those that came", () => {
+  const text = (generated, first, first_s, more) => ({ generated, prompt: 0, cached: 0, first, first_s, ...more });
+  const points = [
+    { t: 1, text: text(10, 1, 0.5, { cache: 0.25 }) },
+    { t: 3, text: text(30, 3, 0.9) },
+    { t: 4, text: text(30, 3, 0.9) },
+    { t: 5, text: text(5, 1, 0.1) },
+    { t: 6, text: null },
+  ];
+  const found = textSeries(points);
+  assert.deepEqual(found.generated, [null, 10, 0, null, null]);
+  assert.deepEqual(found.first.map((each) => each && Math.round(each)), [null, 200000, null, null, null]);
+  assert.deepEqual(found.cache, [0.25, null, null, null, null]);
 });
 
 test("charts stack, group and place", () => {

@@ -178,6 +178,11 @@ def test_openai_routes(server: ServerProcess) -> None:
     assert json.loads(counted.text)["count"] == 2
     (answered,) = native(server, "/v1/responses", input="a", max_output_tokens=3)
     assert json.loads(answered.text)["object"] == "response"
+    turns = [{"role": "user", "content": "a"}]
+    (answered,) = native(server, "/v1/messages", messages=turns, max_tokens=3)
+    assert json.loads(answered.text)["type"] == "message"
+    (counted,) = native(server, "/v1/messages/count_tokens", messages=turns)
+    assert json.loads(counted.text)["input_tokens"] > 0
     (said,) = native(server, "/v1/embeddings", input="a")
     assert said.error == "model 'tiny' has no route '/v1/embeddings'"
 

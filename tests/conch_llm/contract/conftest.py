@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.support.llm_models import write_native, write_told, write_vectors, write_words
+from tests.support.llm_models import write_native, write_sees, write_told, write_vectors, write_words
 from tests.support.servers import WAIT_S, LocalServer, client_of, serving
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server with `words`, which has aliases, `told`, `native` and `vectors`."""
+    """A server with `words`, which has aliases, `told`, `sees`, `calls`, `native` and `vectors`."""
     models = tmp_path_factory.mktemp("models")
     write_words(
         models,
@@ -24,6 +24,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         CONCH_TOOL_PARSER="hermes",
     )
     write_words(models, "thinks", CONCH_REASONING_PARSER="think")
+    calls = write_words(models, "calls")
+    (calls / "1" / "chat_template.jinja").write_text(
+        "{% if tools and not messages %}<tool_call>{% endif %}{{ messages[-1].content }}"
+    )
+    write_sees(models)
     write_told(models)
     write_native(models)
     write_vectors(models)

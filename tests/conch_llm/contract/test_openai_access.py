@@ -12,6 +12,7 @@ from tests.support.llm_models import write_words
 from tests.support.servers import WAIT_S, client_of, free_port, serving
 
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 ASKED = {"model": "words", "prompt": "a b"}
 POLICY = """
 [[principal]]
@@ -121,6 +122,36 @@ def test_the_policy_holds_for_models_by_role(tmp_path: Path) -> None:
         assert error_of(last) == (429, "rate_limit_error", "rate_limit_exceeded")
         assert int(last.headers["retry-after-ms"]) <= 1000 * int(last.headers["retry-after"])
         assert last.headers["x-should-retry"] == "true"
+
+
+def test_a_response_that_is_kept_is_its_principals(tmp_path: Path) -> None:
+    policy = """
+        [[principal]]
+        name = "ann"
+        key_file = "ann"
+        infer = ["words"]
+
+        [[principal]]
+        name = "bob"
+        key_file = "bob"
+        infer = ["words"]
+    """
+    for name in ("ann", "bob"):
+        (tmp_path / name).write_text(f"the-key-of-{name}-only")
+    (tmp_path / "access.toml").write_text(policy)
+    ann, bob = (bearer(f"the-key-of-{name}-only") for name in ("ann", "bob"))
+    flags = [f"--access-policy={tmp_path / 'access.toml'}", "--openai-store-bytes=65536"]
+    with asking(tmp_path, flags) as http:
+        made = http.post(RESPONSES, json={"model": "words", "input": "a"}, headers=ann).json()["id"]
+        on: dict[str, Any] = {"model": "words", "input": "b", "previous_response_id": made}
+        assert http.post(RESPONSES, json=on, headers=ann).status_code == 200
+        refused = http.post(RESPONSES, json=on, headers=bob)
+        assert error_of(refused) == (400, "invalid_request_error", "previous_response_not_found")
+        for method in ("GET", "DELETE"):
+            missing = http.request(method, f"{RESPONSES}/{made}", headers=bob)
+            assert error_of(missing) == (404, "invalid_request_error", "response_not_found")
+        assert http.get(f"{RESPONSES}/{made}").status_code == 401
+        assert http.get(f"{RESPONSES}/{made}", headers=ann).json()["id"] == made
 
 
 def test_a_port_of_its_own_has_these_routes_only(tmp_path: Path) -> None:

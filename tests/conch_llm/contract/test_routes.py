@@ -34,7 +34,8 @@ def check_error(
 
 def test_models_are_listed_with_aliases_and_adapters(http: httpx.Client, client: openai.OpenAI) -> None:
     listed = {model.id: model for model in client.models.list()}
-    names = {"words", "org/words", "gpt", "smollm", "pirate", "thinks", "told", "native", "vectors"}
+    names = {"words", "org/words", "gpt", "smollm", "pirate", "thinks", "calls", "sees", "told", "native"}
+    names.add("vectors")
     assert listed.keys() == names
     assert {each["id"] for each in http.get("/v1/models?all=1").json()["data"]} == {*listed, "plain"}
     entry = http.get("/v1/models/pirate").json()
@@ -128,7 +129,7 @@ def test_a_bad_body_is_a_400(http: httpx.Client, body: bytes, code: str | None, 
     check_error(http.post(COMPLETIONS, content=body), 400, "invalid_request_error", code, param)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/score", "/rerank", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/score", "/rerank", "/v1/embeddings"])
 def test_a_route_that_the_model_does_not_answer(http: httpx.Client, path: str) -> None:
     body: dict[str, Any] = {
         "model": "words",
@@ -224,7 +225,9 @@ def test_tokens_of_a_model_with_a_tokenizer(http: httpx.Client) -> None:
     check_error(refused, 400, "invalid_request_error", None, "tokens")
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/tokenize", "/v2/rerank"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/chat/completions", "/tokenize", "/v2/rerank"]
+)
 def test_a_native_model_answers_by_itself(http: httpx.Client, path: str) -> None:
     whole = {"model": "native", "status": 422, "type": "application/x", "pieces": ["a", "b"]}
     response = http.post(path, json=whole, headers={"X-Request-Id": "1"})

@@ -9,7 +9,7 @@ Threads and locks: event loop of the caller only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class ChatRoute(ABC):
     @abstractmethod
     async def models(self) -> Sequence[ChatModel]:
         """The loaded models that can chat, by all their names."""
+
+    @abstractmethod
+    def figures(self, model: str) -> Mapping[str, float] | None:
+        """Totals and gauges of a model that takes text, by its own name; None for any other model."""
 
     @abstractmethod
     async def answer(self, exchange: HttpExchange, model: str) -> None:

@@ -314,9 +314,9 @@ export class Store {
     }, 300);
   }
 
-  takeDetail({ model, versions }) {
+  takeDetail({ model, versions, text }) {
     if (model !== this.detail.model) this.detail = { model, points: [] };
-    this.detail.points.push({ t: this.machine.t, versions });
+    this.detail.points.push({ t: this.machine.t, versions, text });
     if (this.detail.points.length > LONG) this.detail.points.shift();
   }
 

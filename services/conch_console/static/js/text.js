@@ -116,6 +116,10 @@ export const T = {
     waiting: "Waiting for the first second …",
     quiet: "No request in this window.",
     batchesHint: "executions by rows; darker is more",
+    tokens: "Tokens per second", generated: "generated", prompt: "prompts", cached: "of these cached",
+    first: "Time to the first token", mean: "mean", cache: "KV cache in use", share: "share",
+    context: "Context of the last answer", contextOf: (used, all) => (all ? `${used} of ${all} tokens` : `${used} tokens`),
+    engine: "Requests in the engine", slots: (running, waiting) => `${running} running, ${waiting} waiting`,
   },
   try: {
     off: "Requests can't be sent from this console: the server runs without --console-allow-infer, or you are logged in as viewer.",

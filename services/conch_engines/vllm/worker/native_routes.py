@@ -16,6 +16,8 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/rerank",
     "/v1/score",
     "/tokenize",

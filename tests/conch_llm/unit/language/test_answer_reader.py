@@ -188,6 +188,11 @@ def test_calls_are_read_as_written(
         ("llama3", 'no {"name": "f", "parameters": {}}', None),
         ("mistral", "[TOOL_CALLS] none", None),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}] so', " so"),
+        ("mistral", '[{"name": "f", "arguments": {}}]', ""),
+        ("mistral", '[{"name": "f"}, 1]', None),
+        ("mistral", "[1, 2]", None),
+        ("mistral", "[TOOL", None),
+        ("mistral", 'so [{"name": "f", "arguments": {}}]', None),
         ("mistral", " ", None),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.chat_templates import CALLED, CASES, GEMMA, MISTRAL, QWEN, TemplateCase
+from tests.support.chat_templates import CALLED, CASES, GEMMA, HERMES, MISTRAL, QWEN, TemplateCase
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_llm.language import chat_template
@@ -31,6 +31,30 @@ def test_prompts(case: TemplateCase) -> None:
         chat_template_kwargs=case.kwargs,
     )
     assert prompt == case.prompt
+
+
+LLAMA3_TOOLS = """{% if tools %}<|start_header_id|>user<|end_header_id|>
+Respond in the format {"name": function name, "parameters": dictionary of arguments}.{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("templates", "parser"),
+    [
+        ({"default": HERMES.template}, "hermes"),
+        ({"default": MISTRAL.template}, "mistral"),
+        ({"default": LLAMA3_TOOLS}, "llama3"),
+        ({"default": QWEN.template, "tool_use": HERMES.template}, "hermes"),
+        ({"default": HERMES.template, "tool_use": MISTRAL.template}, "mistral"),
+        ({"default": GEMMA.template}, ""),
+        ({"default": LLAMA3_TOOLS.replace("tools", "never")}, ""),
+        ({"default": HERMES.template + "<function="}, ""),
+        ({"default": HERMES.template + "<arg_key>"}, ""),
+        ({"default": MISTRAL.template + "[ARGS]"}, ""),
+        ({"default": MISTRAL.template + "[CALL_ID]"}, ""),
+    ],
+)
+def test_the_parser_of_tool_calls_follows_from_the_template(templates: dict[str, str], parser: str) -> None:
+    assert ChatTemplate(templates).tool_parser == parser
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,34 @@ def test_a_forced_call_is_a_schema_for_the_model(tmp_path: Path, choice: object,
             deltas(model, CHAT, {**body, "response_format": {"type": "json_object"}})
 
 
+HERMES = "{% if tools and not messages %}<tool_call>{% endif %}{{ messages[0].content }}"
+OWN_PROMPT = """
+    tool_parser = "hermes"
+
+    def render_prompt(self, request):
+        return request.messages[0]["content"]
+"""
+
+
+@pytest.mark.parametrize(("template", "more"), [(HERMES, ""), ("", OWN_PROMPT)])
+def test_the_template_tells_how_calls_are_read(
+    tmp_path: Path, template: str, more: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = f"""
+    def chat(self, request):
+        return request.prompt()
+{more}
+    """
+    directory = text_model(tmp_path, source)
+    if template:
+        (directory / "1" / "chat_template.jinja").write_text(template)
+    with caplog.at_level("INFO"), conch.testing.load(directory) as model:
+        body = conversation(CALL, tools=[TOOL])
+        told = ("<think>why</think>yes", "", [("f", '{"x": 1}')], "tool_calls")
+        assert said(deltas(model, CHAT, body)) == told
+    assert "by its chat template, its tool calls are hermes" in caplog.text
+
+
 def test_a_model_may_handle_tools_by_itself(tmp_path: Path) -> None:
     source = f"""
     handles_tools = True

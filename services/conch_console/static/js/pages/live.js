@@ -33,6 +33,28 @@ export function seriesOf(points, version) {
   return found;
 }
 
+/** The series of a model that takes text: rates between two looks, and gauges; null where there is nothing to show. */
+export function textSeries(points) {
+  const found = { generated: [], prompt: [], cached: [], first: [], cache: [] };
+  points.forEach((point, at) => {
+    const [now, before] = [point.text, at ? points[at - 1].text : null];
+    // Counts begin again when the server has been restarted.
+    const seconds = now && before && now.generated >= before.generated ? point.t - points[at - 1].t : 0;
+    const grown = (name) => (seconds > 0 ? now[name] - before[name] : 0);
+    for (const name of ["generated", "prompt", "cached"]) found[name].push(seconds > 0 ? grown(name) / seconds : null);
+    found.first.push(grown("first") > 0 ? (grown("first_s") * 1e6) / grown("first") : null);
+    found.cache.push(now?.cache ?? null);
+  });
+  return found;
+}
+
+function TextFacts({ text }) {
+  return html`<dl class="facts across">
+    <div><dt>${T.live.engine}</dt><dd>${T.live.slots(text.running, text.waiting)}</dd></div>
+    ${text.context > 0 && html`<div><dt>${T.live.context}</dt><dd>${T.live.contextOf(text.context, text.longest)}</dd></div>`}
+  </dl>`;
+}
+
 export function LiveTab({ name, model }) {
   const [span, setSpan] = useState(60);
   const [version, setVersion] = useState(0);
@@ -40,10 +62,13 @@ export function LiveTab({ name, model }) {
   if (shown !== name || !points.length) return html`<${Panel}><${Empty}>${model.versions.some((each) => each.phase === "READY") ? T.live.waiting : T.model.notLoaded}<//><//>`;
   const last = points[points.length - 1].t;
   const from = points.findIndex((point) => point.t >= last - span - 1);
-  const series = seriesOf(points.slice(Math.max(from, 0)), version);
+  const inside = points.slice(Math.max(from, 0));
+  const series = seriesOf(inside, version);
+  const text = points[points.length - 1].text;
+  const words = text && textSeries(inside);
   const versions = [...new Set(points[points.length - 1].versions.map((each) => each.version))];
   const quiet = !series.counts.some((list) => list.some(Boolean));
-  const chart = (title, list, more) => html`<${Panel} className="chart-panel"><${TimeChart} title=${title} times=${series.t} span=${span} series=${list} ...${more} /><//>`;
+  const chart = (title, list, more) => html`<${Panel} key=${title} className="chart-panel"><${TimeChart} title=${title} times=${series.t} span=${span} series=${list} ...${more} /><//>`;
   const [ok, failed, rejected, cancelled, hits] = series.counts;
   return html`
     <div class="filters">
@@ -52,7 +77,15 @@ export function LiveTab({ name, model }) {
         <option value="0">${T.model.allVersions}</option>${versions.map((each) => html`<option value=${each}>${T.model.version} ${each}</option>`)}</select>`}
       ${quiet && html`<span class="hint">${T.live.quiet}</span>`}
     </div>
+    ${text && html`<${TextFacts} text=${text} />`}
     <div class="charts">
+      ${words && chart(T.live.tokens, [
+        { name: T.live.generated, color: "c1", values: words.generated },
+        { name: T.live.prompt, color: "c3", values: words.prompt },
+        ...(words.cached.some(Boolean) ? [{ name: T.live.cached, color: "c5", values: words.cached }] : []),
+      ], { show: format.rate })}
+      ${words && chart(T.live.first, [{ name: T.live.mean, color: "c2", values: words.first }], { show: format.duration })}
+      ${words && words.cache.some((each) => each !== null) && chart(T.live.cache, [{ name: T.live.share, color: "c4", values: words.cache }], { show: format.percent })}
       ${chart(T.live.outcomes, [
         { name: T.live.ok, color: "c1", values: ok },
         { name: T.live.failed, color: "bad", values: failed },
