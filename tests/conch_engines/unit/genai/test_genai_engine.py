@@ -16,8 +16,9 @@ from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.genai.blanks import MOST_BLANKS, Blanks
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
-from conch_engines.genai.sampling import Grammar, Sampling
+from conch_engines.genai.sampling import Sampling
 from conch_engines.genai.text_decoder import TextDecoder, TextStream
+from conch_engines.language.grammars import Grammar
 from conch_engines.language.random_model import CONTEXT, write_random_model
 from conch_llm.deltas import Delta
 
