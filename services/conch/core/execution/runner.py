@@ -79,6 +79,7 @@ from enum import Enum
 
 from conch.core.backend import BackendInstance, BatchOutcome
 from conch.core.clock import Clock
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
 from conch.core.execution.closing import Closing
@@ -112,6 +113,7 @@ class BatchState(Enum):
 _TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
+@mypyc_attr(native_class=False)
 class _Thread(threading.local):
     """State of each thread that runs or finishes batches.
 
