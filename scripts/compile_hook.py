@@ -53,6 +53,8 @@ def compile_modules(names: list[str], root: Path, folder: Path) -> list[Path]:
             target_dir=str(folder / "c"),
             group_name=GROUP,
         )
+    for extension in extensions:  # where the header of a group with a dot in its name is
+        extension.include_dirs.append(str(folder / "c" / GROUP.partition(".")[0]))
     command: Any = Distribution({"name": "conch", "ext_modules": extensions}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(folder / "wheel"), str(folder / "objects")
     command.ensure_finalized()

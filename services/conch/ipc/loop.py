@@ -70,8 +70,8 @@ from threading import get_ident
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.compiled import mypyc_attr
 from conch.core.servable import InlineClaim
+from conch.core.thread_state import LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -203,17 +203,12 @@ class _Turn:
         self.lost = False
 
 
-@mypyc_attr(native_class=False)
-class _Here(threading.local):
-    loop: IoLoop | None = None
-
-
-_here = _Here()
+_here = LoopThread()
 
 
 def yield_loop() -> None:
     """Says that the calling thread is about to wait for other threads: a claim gives its loop away."""
-    loop = _here.loop
+    loop: IoLoop | None = _here.loop
     if loop is not None:
         loop.give_loop_to_standby()
 

@@ -79,7 +79,6 @@ from enum import Enum
 
 from conch.core.backend import BackendInstance, BatchOutcome
 from conch.core.clock import Clock
-from conch.core.compiled import mypyc_attr
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
 from conch.core.execution.closing import Closing
@@ -94,6 +93,7 @@ from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import Batch, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
+from conch.core.thread_state import RunnerThread
 
 log = logging.getLogger(__name__)
 
@@ -113,20 +113,7 @@ class BatchState(Enum):
 _TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
-@mypyc_attr(native_class=False)
-class _Thread(threading.local):
-    """State of each thread that runs or finishes batches.
-
-    Attributes:
-        bypasses: True if it bypasses claims.
-        received: The outcomes that it finishes next; None if it finishes no batch.
-    """
-
-    bypasses: bool = False
-    received: deque[tuple[Runner, Batch, BatchOutcome]] | None = None
-
-
-_thread = _Thread()
+_thread = RunnerThread()
 
 
 @contextmanager
