@@ -193,11 +193,11 @@ def read_cuda_registration(
 
 def write_system_regions(regions: list[SystemRegion]) -> pb.SystemSharedMemoryStatusResponse:
     """Converts system regions."""
-    found = {region.name: results.system_region_object(region) for region in regions}
+    found: dict[str, Any] = {region.name: results.system_region_object(region) for region in regions}
     return pb.SystemSharedMemoryStatusResponse(regions=found)
 
 
 def write_cuda_regions(regions: list[CudaRegion]) -> pb.CudaSharedMemoryStatusResponse:
     """Converts CUDA regions."""
-    found = {region.name: results.cuda_region_object(region) for region in regions}
+    found: dict[str, Any] = {region.name: results.cuda_region_object(region) for region in regions}
     return pb.CudaSharedMemoryStatusResponse(regions=found)
