@@ -17,8 +17,7 @@ from conch.core.errors import (
     InternalError,
     UnavailableError,
 )
-from conch.core.reader import Reader
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Reader
 
 MOST_KEPT = 16
 """Responses in a queue for which the model waits."""

@@ -45,7 +45,6 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from conch.core.cold_models import ColdModelError, ColdWait, when_loaded
-from conch.core.compiled import mypyc_attr
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -160,7 +159,6 @@ class WaitObserver(Protocol):
         """Notes the end of a wait; on any thread."""
 
 
-@mypyc_attr(native_class=False)
 class ExitingError(UnavailableError):
     """A front end that stops refuses the request; HTTP closes the connection with the answer."""
 
@@ -179,7 +177,6 @@ class _Waiting(NamedTuple):
             self.observer.wait_ended()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission:
     """The way in for one kind of caller.
 

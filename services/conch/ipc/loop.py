@@ -71,7 +71,6 @@ from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.servable import InlineClaim
-from conch.core.thread_state import LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -203,12 +202,16 @@ class _Turn:
         self.lost = False
 
 
-_here = LoopThread()
+class _Here(threading.local):
+    loop: IoLoop | None = None
+
+
+_here = _Here()
 
 
 def yield_loop() -> None:
     """Says that the calling thread is about to wait for other threads: a claim gives its loop away."""
-    loop: IoLoop | None = _here.loop
+    loop = _here.loop
     if loop is not None:
         loop.give_loop_to_standby()
 
@@ -427,10 +430,10 @@ class IoLoop:
         assert poll is not None, "it has been started"
         timeout = 0.0
         if not (self._soon or self._claims or self._sinks):
-            timeout = timers.wait_s(self._clock()) if timers else -1.0
+            timeout = timers.wait_s(self._clock()) if timers else -1
             self._asleep = True
             if self._soon or self._claims or self._stopping:
-                timeout = 0.0
+                timeout = 0
         if self._gone:
             self._gone.clear()
         try:
@@ -549,7 +552,7 @@ class IoLoop:
             if quiet >= _QUIET_TICKS:
                 self._unwatched = True
                 if self._turn is None and self._turns == turns:  # else one has begun meanwhile
-                    timeout = -1.0
+                    timeout = -1
             self._alarm.acquire(timeout=timeout)
             self._unwatched = False
             if self._take_over():
@@ -591,9 +594,8 @@ class IoLoop:
 class SharedLoop:
     """A loop that runs while it is held; `name` is that of its thread."""
 
-    def __init__(self, name: str = "conch-io", clock: Clock = monotonic_ns) -> None:
+    def __init__(self, name: str = "conch-io") -> None:
         self._name = name
-        self._clock = clock
         self._lock = threading.Lock()
         self._holders = 0
         self._loop: IoLoop | None = None
@@ -607,7 +609,7 @@ class SharedLoop:
         """
         with self._lock:
             if self._loop is None:
-                loop = IoLoop(self._clock, name=self._name)
+                loop = IoLoop(name=self._name)
                 loop.start()
                 self._loop = loop
             self._holders += 1

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from conch.core.compiled import mypyc_attr
 from conch.core.request import InferenceRequest, RunTimes
 
 
@@ -96,7 +95,6 @@ class Timers(Protocol):
         """Lower bound of the next expiry, in monotonic ns; `NEVER` if nothing expires."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """A queue with a policy: no threads, no clock of its own, no locks.
 
@@ -114,7 +112,7 @@ class Scheduler(ABC):
 
     expiries: Timers
     pending: int
-    eager: bool
+    eager: bool = False
 
     @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:

@@ -37,7 +37,6 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
-from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
 from conch.core.scheduling.scheduler import Batch, Decision
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
@@ -313,7 +312,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
 
 
 def test_numbers_are_never_used_again() -> None:
-    class Named(DynamicBatcher):
+    class Named(DefaultScheduler):
         """Its batches name their instance."""
 
         number = 0
@@ -338,7 +337,7 @@ def test_numbers_are_never_used_again() -> None:
         return instance
 
     instances = [Instance() for _ in range(5)]
-    scheduler = Named(1)
+    scheduler = Named()
     runner = Runner(
         "m",
         scheduler,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -68,7 +67,7 @@ def _id_bytes(correlation_id: int | str, datatype: str) -> bytes:
 class FillerRequest(InferenceRequest):
     """Fills the row of a batch whose sequence has no ready request; `like` is a request of the batch."""
 
-    filler: ClassVar[bool] = True
+    filler = True
 
     __slots__ = ()
 

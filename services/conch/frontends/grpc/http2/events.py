@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from conch.frontends.grpc.http2.hpack import HeaderList
@@ -12,27 +12,24 @@ if TYPE_CHECKING:
 class Event:
     """An event; two of one kind are equal if their fields are."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ()
-    __slots__ = FIELDS
+    __slots__: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(
-            getattr(self, name) == getattr(other, name) for name in self.FIELDS
+            getattr(self, name) == getattr(other, name) for name in self.__slots__
         )
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.FIELDS)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"{type(self).__name__}({fields})"
 
 
 class HeadersReceived(Event):
     """A request, or the head of a response; if `headers.too_large`, most fields are missing."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("end_stream", "headers", "stream_id")
-    __slots__ = FIELDS
+    __slots__ = ("end_stream", "headers", "stream_id")
 
     def __init__(self, stream_id: int, headers: HeaderList, end_stream: bool) -> None:
         self.stream_id = stream_id
@@ -43,8 +40,7 @@ class HeadersReceived(Event):
 class DataReceived(Event):
     """Bytes `start` to `end` of what was received; a frame may come in several pieces."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("data", "end", "end_stream", "start", "stream_id")
-    __slots__ = FIELDS
+    __slots__ = ("data", "end", "end_stream", "start", "stream_id")
 
     def __init__(self, stream_id: int, data: bytes, start: int, end: int, end_stream: bool) -> None:
         self.stream_id = stream_id
@@ -57,8 +53,7 @@ class DataReceived(Event):
 class TrailersReceived(Event):
     """Trailers, which end the peer's side of the stream."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("headers", "stream_id")
-    __slots__ = FIELDS
+    __slots__ = ("headers", "stream_id")
 
     def __init__(self, stream_id: int, headers: HeaderList) -> None:
         self.stream_id = stream_id
@@ -68,8 +63,7 @@ class TrailersReceived(Event):
 class StreamReset(Event):
     """The peer reset a stream, or an error of the peer's made this side reset it; the stream is closed."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("code", "stream_id")
-    __slots__ = FIELDS
+    __slots__ = ("code", "stream_id")
 
     def __init__(self, stream_id: int, code: int) -> None:
         self.stream_id = stream_id
@@ -85,8 +79,7 @@ class StreamRefused(Event):
 class WindowOpened(Event):
     """Queued data of a stream went to the output: `unsent` fell."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("stream_id",)
-    __slots__ = FIELDS
+    __slots__ = ("stream_id",)
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
@@ -101,8 +94,7 @@ class PingReceived(Event):
 class PingAcknowledged(Event):
     """The peer answered a PING."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("payload",)
-    __slots__ = FIELDS
+    __slots__ = ("payload",)
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
@@ -111,8 +103,7 @@ class PingAcknowledged(Event):
 class GoAwayReceived(Event):
     """The peer goes away; it does not process streams above `last_stream_id`."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("code", "last_stream_id", "text")
-    __slots__ = FIELDS
+    __slots__ = ("code", "last_stream_id", "text")
 
     def __init__(self, last_stream_id: int, code: int, text: bytes) -> None:
         self.last_stream_id = last_stream_id
@@ -123,8 +114,7 @@ class GoAwayReceived(Event):
 class ConnectionClosed(Event):
     """A connection error: GOAWAY is in the output, after which the owner closes the connection."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("code", "reason", "text")
-    __slots__ = FIELDS
+    __slots__ = ("code", "reason", "text")
 
     def __init__(self, code: int, reason: Reason, text: str) -> None:
         self.code = code
