@@ -232,7 +232,10 @@ def zero_booster() -> Any:
         (zero_booster, r"its missing values are 0\.0, not NaN"),
     ],
 )
-def test_models_that_are_not_converted(tmp_path: Path, model: Callable[[], Any], text: str) -> None:
+def test_models_that_are_not_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Callable[[], Any], text: str
+) -> None:
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")  # joblib's, which starts a process to count cores
     with pytest.raises(RefusedError, match=text):
         converted(model(), tmp_path)
 
