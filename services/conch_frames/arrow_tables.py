@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, Buffer
@@ -14,9 +17,9 @@ from conch_frames.frame_error import FrameError
 from conch_frames.packed_sizes import (
     Chunk,
     PackedError,
+    ParquetPages,
     arrow_message_bytes,
     parquet_chunks,
-    parquet_page_bytes,
 )
 
 _MAGIC = b"ARROW1"
@@ -46,8 +49,6 @@ def arrow_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = la
         UnpackedSizeError: It unpacks to more.
         FrameError: It is no Arrow, or has a column that no model takes.
     """
-    import pyarrow as pa
-
     if bytes(body[: len(_MAGIC)]) == _MAGIC:
         body = memoryview(body)[8:]
     size = _Size(most_bytes)
@@ -69,17 +70,18 @@ def arrow_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = la
 
 
 def _bounded(batches: Any, size: _Size, columns: int) -> Iterator[Any]:
+    """Batches that are validated; each counts its dictionaries, which are gone through for each."""
     for batch in batches:
         size.add(batch.num_rows * columns * _CELL_BYTES)
+        for column in batch.columns:
+            if hasattr(column, "dictionary"):
+                size.add(column.dictionary.nbytes)
         batch.validate(full=True)  # the reader follows offsets and codes without a check
         yield batch
 
 
 def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = lambda name: True) -> Table:
     """Reads a Parquet file; arguments and errors as of `arrow_table`."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     size = _Size(most_bytes)
     try:
         file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)))
@@ -87,10 +89,11 @@ def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = 
         names = [schema.names[place] for place in _kept(schema, wants)]
         chunks, writer = parquet_chunks(memoryview(body))
         tail = _OLD_WRITER_BYTES if writer.startswith(b"parquet-mr") else 0
+        pages, read = ParquetPages(memoryview(body)), _read_places(file.schema, names)
         for chunk in chunks:
-            if chunk.name in names:
-                _add_chunk(memoryview(body), chunk, tail, size)
-        texts = [name for name in names if _is_text(pa, schema.field(name).type)]
+            if chunk.place in read:
+                _add_chunk(pages, chunk, min(chunk.end + tail, len(body)), size)
+        texts = [name for name in names if _is_text(schema.field(name).type)]
         # Texts stay in their dictionaries, as those repeat them without a bound.
         file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body)), read_dictionary=texts)
         table = file.read(columns=names, use_threads=False, use_pandas_metadata=False)
@@ -102,15 +105,21 @@ def parquet_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = 
     return _table(table, schema.names, size, wants)
 
 
-def _add_chunk(body: memoryview, chunk: Chunk, tail: int, size: _Size) -> None:
-    """Counts a column of a row group."""
+def _read_places(schema: Any, names: Sequence[str]) -> set[int]:
+    """Places of the columns that pyarrow reads for these names: for `a.b` also ``["a", "b", "c"]``."""
+    exact, parts = set(names), tuple(f"{name}." for name in names if "." in name)
+    paths = [schema.column(place).path for place in range(len(schema))]
+    return {place for place, path in enumerate(paths) if path in exact or path.startswith(parts)}
+
+
+def _add_chunk(pages: ParquetPages, chunk: Chunk, end: int, size: _Size) -> None:
+    """Counts a column of a row group, and pages behind it up to `end`."""
     size.add(chunk.values * _CELL_BYTES)
-    size.add(parquet_page_bytes(body, chunk.start, chunk.end))
-    if tail:
-        try:
-            size.add(parquet_page_bytes(body, chunk.end, min(chunk.end + tail, len(body))))
-        except PackedError:
-            pass  # the next column's
+    size.add(pages.unpacked_bytes(chunk.start, chunk.end))
+    try:
+        size.add(pages.unpacked_bytes(chunk.end, end))
+    except PackedError:
+        pass  # the next column's
 
 
 class _Size:
@@ -132,8 +141,6 @@ class _Size:
 
 def _kept(schema: Any, wants: Callable[[str], bool]) -> list[int]:
     """Places of the wanted columns. Raises FrameError: there are two of a name, or one has no usable type."""
-    import pyarrow as pa
-
     names = schema.names
     kept = [place for place, name in enumerate(names) if wants(name) and not _is_index(name)]
     if len({names[place] for place in kept}) < len(kept):
@@ -141,7 +148,7 @@ def _kept(schema: Any, wants: Callable[[str], bool]) -> list[int]:
     for place in kept:
         kind = schema.field(place).type
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (_is_plain(pa, plain) or _is_text(pa, plain)):
+        if not (_is_plain(plain) or _is_text(plain)):
             raise FrameError(names[place], None, f"its Arrow type is {kind}, which no model takes: cast it")
     return kept
 
@@ -164,15 +171,12 @@ def _table(table: Any, names: Sequence[str], size: _Size, wants: Callable[[str],
 
 def _text_bytes(chunk: Any) -> int:
     """Bytes of a chunk's texts, where its buffers do not have each row's."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = chunk.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(chunk.buffers()[1], np.int32).reshape(-1, _VIEW)
         lengths = views[chunk.offset : chunk.offset + len(chunk), 0].astype(np.int64)
         return int(lengths[np.asarray(chunk.is_valid())].sum())
-    if not pa.types.is_dictionary(kind) or not _is_text(pa, kind.value_type):
+    if not pa.types.is_dictionary(kind) or not _is_text(kind.value_type):
         return 0
     values = chunk.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
@@ -184,7 +188,7 @@ def _text_bytes(chunk: Any) -> int:
     return int(lengths[codes].sum()) if len(lengths) else 0
 
 
-def _is_plain(pa: Any, kind: Any) -> bool:
+def _is_plain(kind: Any) -> bool:
     types = pa.types
     tests = (
         types.is_null,
@@ -197,7 +201,7 @@ def _is_plain(pa: Any, kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _is_text(pa: Any, kind: Any) -> bool:
+def _is_text(kind: Any) -> bool:
     types = pa.types
     tests = (types.is_string, types.is_large_string, types.is_string_view)
     return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
@@ -205,8 +209,6 @@ def _is_text(pa: Any, kind: Any) -> bool:
 
 def arrow_stream(columns: Mapping[str, Array]) -> bytes:
     """Columns as an Arrow stream: `str` as string, `bytes` as binary, numbers as they are."""
-    import pyarrow as pa
-
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
