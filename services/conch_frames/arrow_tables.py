@@ -15,15 +15,17 @@ from conch.core.tensor import Array, Buffer
 from conch_frames.conversion import Table
 from conch_frames.frame_error import FrameError
 from conch_frames.packed_sizes import (
+    ARROW_MAGIC,
     Chunk,
     PackedError,
     ParquetPages,
+    arrow_file_messages,
     arrow_message_bytes,
     parquet_chunks,
 )
 
-_MAGIC = b"ARROW1"
-"""Begins a file of Arrow, which is a stream behind 8 bytes."""
+_BATCH_BYTES = 1 << 10
+"""Counted for each message beside its metadata, as an empty batch takes as much."""
 _CELL_BYTES = 8
 """Counted for each value, as null columns, booleans and repeated values take less until they are unpacked."""
 _OLD_WRITER_BYTES = 100
@@ -49,24 +51,31 @@ def arrow_table(body: Buffer, most_bytes: int, wants: Callable[[str], bool] = la
         UnpackedSizeError: It unpacks to more.
         FrameError: It is no Arrow, or has a column that no model takes.
     """
-    if bytes(body[: len(_MAGIC)]) == _MAGIC:
-        body = memoryview(body)[8:]
+    is_file = bytes(body[: len(ARROW_MAGIC)]) == ARROW_MAGIC
+    opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
     size = _Size(most_bytes)
     try:
-        for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(body))):
-            if message.body is not None:
-                size.add(arrow_message_bytes(message.metadata.to_pybytes(), memoryview(message.body)))
-        with pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(body))) as reader:
-            kept = _kept(reader.schema, wants)
+        for metadata, content in arrow_file_messages(memoryview(body)) if is_file else _messages(body):
+            size.add(_BATCH_BYTES + len(metadata))
+            size.add(arrow_message_bytes(metadata, content))
+        with opened(pa.BufferReader(pa.py_buffer(body))) as reader:
+            names, kept = reader.schema.names, _kept(reader.schema, wants)
         options = pa.ipc.IpcReadOptions(included_fields=kept or [0], use_threads=False)
-        with pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(body)), options=options) as reader:
-            batches = list(_bounded(reader, size, len(kept)))
-            table = pa.Table.from_batches(batches, reader.schema)
+        with opened(pa.BufferReader(pa.py_buffer(body)), options=options) as reader:
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            table = pa.Table.from_batches(list(_bounded(batches, size, len(kept))), reader.schema)
     except PackedError as error:
         raise FrameError("", None, f"the body is no Arrow stream that can be read: {error}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FrameError("", None, f"the body is no Arrow stream: {error}") from None
-    return _table(table, reader.schema.names, size, wants)
+    return _table(table, names, size, wants)
+
+
+def _messages(body: Buffer) -> Iterator[tuple[bytes, memoryview]]:
+    """Metadata and bodies of the messages in a stream."""
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(body))):
+        if message.body is not None:
+            yield message.metadata.to_pybytes(), memoryview(message.body)
 
 
 def _bounded(batches: Any, size: _Size, columns: int) -> Iterator[Any]:
@@ -75,7 +84,7 @@ def _bounded(batches: Any, size: _Size, columns: int) -> Iterator[Any]:
         size.add(batch.num_rows * columns * _CELL_BYTES)
         for column in batch.columns:
             if hasattr(column, "dictionary"):
-                size.add(column.dictionary.nbytes)
+                size.add(column.dictionary.get_total_buffer_size())  # follows no offsets
         batch.validate(full=True)  # the reader follows offsets and codes without a check
         yield batch
 
@@ -173,19 +182,24 @@ def _text_bytes(chunk: Any) -> int:
     """Bytes of a chunk's texts, where its buffers do not have each row's."""
     kind = chunk.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(chunk.buffers()[1], np.int32).reshape(-1, _VIEW)
-        lengths = views[chunk.offset : chunk.offset + len(chunk), 0].astype(np.int64)
-        return int(lengths[np.asarray(chunk.is_valid())].sum())
+        return int(_view_lengths(chunk)[np.asarray(chunk.is_valid())].sum())
     if not pa.types.is_dictionary(kind) or not _is_text(kind.value_type):
         return 0
     values = chunk.dictionary
     if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, _VIEW)
-        lengths = views[values.offset : values.offset + len(values), 0].astype(np.int64)
+        lengths = _view_lengths(values)
     else:
         lengths = np.asarray(pc.binary_length(values).fill_null(0)).astype(np.int64)
     codes = np.asarray(chunk.indices.drop_null())
     return int(lengths[codes].sum()) if len(lengths) else 0
+
+
+def _view_lengths(texts: Any) -> Array:
+    """Lengths of views of texts; their buffer may be longer than they are."""
+    if not len(texts):
+        return np.zeros(0, np.int64)
+    numbers = np.frombuffer(texts.buffers()[1], np.int32, (texts.offset + len(texts)) * _VIEW)
+    return numbers[texts.offset * _VIEW :: _VIEW].astype(np.int64)
 
 
 def _is_plain(kind: Any) -> bool:

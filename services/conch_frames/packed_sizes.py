@@ -22,6 +22,10 @@ _MOST_FIELDS = 1 << 10
 _PREFIX_ENCODING = 7
 """DELTA_BYTE_ARRAY, whose values share beginnings, so that their length is no part of a page's."""
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+ARROW_MAGIC = b"ARROW1"
+"""Begins and ends a file of Arrow."""
+_BLOCK = "<qi4xq"
+"""Place of a message in an Arrow file, bytes of its metadata, and bytes of its body."""
 _I16, _I32, _I64, _BINARY, _LIST, _STRUCT = 4, 5, 6, 8, 9, 12
 """Types of Thrift."""
 _BITS = {_I16: 16, _I32: 32, _I64: 64}
@@ -204,6 +208,30 @@ class _Thrift:
 
 
 # Arrow
+
+
+def arrow_file_messages(body: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Metadata of the messages in an Arrow file, each with the file from the message's body on.
+
+    By the footer, as pyarrow reads it: polars writes no stream into the file.
+
+    Raises:
+        PackedError: The footer is none.
+    """
+    trailer = len(ARROW_MAGIC) + 4
+    (length,) = struct.unpack("<i", body[-trailer:][:4]) if len(body) > 2 * trailer else (0,)
+    if bytes(body[-len(ARROW_MAGIC) :]) != ARROW_MAGIC or not 0 < length < len(body) - trailer:
+        raise PackedError("the file has no footer")
+    try:
+        footer = _Flat.root(bytes(body[-trailer - length : -trailer]))
+        for kind in (2, 3):  # dictionaries, record batches
+            for start, size, _ in footer.structs(kind, _BLOCK):
+                if not 0 < start <= start + size <= len(body):
+                    raise PackedError("a message lies outside the file")
+                prefix = 8 if body[start : start + 4] == b"\xff" * 4 else 4
+                yield bytes(body[start + prefix : start + size]), body[start + size :]
+    except (struct.error, IndexError):
+        raise PackedError("the footer contradicts itself") from None
 
 
 def arrow_message_bytes(metadata: bytes, body: memoryview) -> int:

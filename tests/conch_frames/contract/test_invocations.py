@@ -125,6 +125,18 @@ def compressed(frame: pd.DataFrame) -> tuple[Any, str]:
     return sink.getvalue(), ARROW
 
 
+def arrow_file(frame: pd.DataFrame) -> tuple[Any, str]:
+    sink = io.BytesIO()
+    frame.to_feather(sink)
+    return sink.getvalue(), ARROW
+
+
+def polars_file(frame: pd.DataFrame) -> tuple[Any, str]:
+    sink = io.BytesIO()
+    pl.from_pandas(frame).write_ipc(sink, compression="lz4")
+    return sink.getvalue(), ARROW
+
+
 def parquet(frame: pd.DataFrame) -> tuple[Any, str]:
     sink = io.BytesIO()
     frame.to_parquet(sink)
@@ -138,7 +150,8 @@ def polars_parquet(frame: pd.DataFrame) -> tuple[Any, str]:
 
 
 WAYS: tuple[Callable[[pd.DataFrame], tuple[Any, str]], ...] = (
-    records, split, inputs, instances, lines, as_csv, arrow, compressed, parquet, polars_parquet,
+    records, split, inputs, instances, lines, as_csv, arrow, compressed, arrow_file, polars_file, parquet,
+    polars_parquet,
 )  # fmt: skip
 
 ROW = st.fixed_dictionaries(
@@ -284,6 +297,13 @@ def zeros() -> bytes:
     return sink.getvalue()
 
 
+def zeros_file() -> bytes:
+    """Such numbers in a file."""
+    sink = io.BytesIO()
+    pl.DataFrame({"age": np.zeros(1_000_000)}).write_ipc(sink, compression="zstd")
+    return sink.getvalue()
+
+
 def damaged() -> bytes:
     """A Parquet file without a part of its footer."""
     sink = io.BytesIO()
@@ -298,7 +318,9 @@ def damaged() -> bytes:
         (zeros(), ARROW, 413, "unpacks to more than 4000000 bytes"),
         (b"PAR1", PARQUET, 400, "the body is not Parquet"),
         (damaged(), PARQUET, 400, "the body is not Parquet"),
-        (b"ARROW1", ARROW, 400, "the body is no Arrow stream"),
+        (b"ARROW1", ARROW, 400, "the body is no Arrow stream that can be read: the file has no footer"),
+        (b"ARROW1" + bytes(30) + b"ARROW1", ARROW, 400, "the file has no footer"),
+        (zeros_file(), ARROW, 413, "unpacks to more than 4000000 bytes"),
         (b'{"age": 1}\n{', "application/jsonl", 400, "the table, row 1: the line is not JSON"),
         (b"", "image/png", 415, "Content-Type is 'image/png'"),
     ],

@@ -145,7 +145,8 @@ NUMBERS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats()
 
 
 @given(
-    st.lists(NUMBERS | st.integers(-9, 9), max_size=6), st.sampled_from(["FP64", "FP32", "INT64", "UINT64"])
+    st.lists(NUMBERS | st.integers(-9, 9), min_size=1, max_size=6),
+    st.sampled_from(["FP64", "FP32", "INT64", "UINT64"]),
 )
 def test_a_list_of_several_types_becomes_what_its_values_become(values: list[Any], datatype: str) -> None:
     expected: list[Any] = []

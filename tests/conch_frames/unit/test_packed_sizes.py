@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import struct
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from conch.core.errors import InvalidArgumentError
 from conch_frames.arrow_tables import UnpackedSizeError, arrow_table, parquet_table
 from conch_frames.packed_sizes import PackedError, ParquetPages, parquet_chunks
 
@@ -82,3 +87,48 @@ def test_each_batch_of_an_arrow_stream_counts_its_dictionary() -> None:
     with pytest.raises(UnpackedSizeError):
         arrow_table(sink.getvalue(), 10_000_000)
     assert arrow_table(sink.getvalue(), 30_000_000).rows == 100
+
+
+@pytest.mark.parametrize("opened", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_a_batch_without_rows_counts(opened: Any) -> None:
+    batch = pa.record_batch({"age": pa.array([], pa.int8())})
+    sink = io.BytesIO()
+    with opened(sink, batch.schema) as writer:
+        for _ in range(1000):
+            writer.write_batch(batch)
+    with pytest.raises(UnpackedSizeError):
+        arrow_table(sink.getvalue(), 1_000_000)
+    assert arrow_table(sink.getvalue(), 2_000_000).rows == 0
+
+
+FRAME = pl.DataFrame({"age": [1, None], "town": ["Ulm", "a longer name"], "plan": ["basic", "pro"]})
+FRAME = FRAME.with_columns(pl.col("plan").cast(pl.Categorical))
+
+
+def body_of(write: Any) -> bytes:
+    sink = io.BytesIO()
+    write(sink)
+    return sink.getvalue()
+
+
+READERS = [
+    (arrow_table, body_of(FRAME.write_ipc)),
+    (arrow_table, body_of(FRAME.write_ipc_stream)),
+    (arrow_table, body_of(FRAME.to_pandas().to_feather)),
+    (parquet_table, body_of(FRAME.to_pandas().to_parquet)),
+]
+DAMAGE = st.lists(
+    st.tuples(st.integers(0, 700), st.sampled_from([0, 1, 127, 128, 255])), min_size=1, max_size=4
+)
+
+
+@given(st.sampled_from(READERS), DAMAGE)
+def test_a_damaged_body_is_a_table_or_refused(reader: Any, damage: list[tuple[int, int]]) -> None:
+    read, whole = reader
+    body = bytearray(whole)
+    for place, value in damage:
+        body[-1 - place % len(body)] = value
+    try:
+        read(bytes(body), 4_000_000)
+    except InvalidArgumentError:
+        pass
