@@ -310,33 +310,41 @@ def _refused_float(values: Array, dtype: np.dtype[Any], rule: ColumnRule) -> tup
 
 
 def _mixed_numbers(column: Column, rule: ColumnRule) -> Array:
-    """Python's numbers of several types, or beyond 64 bits, one by one."""
+    """Python's numbers of several types, or beyond 64 bits: those of each type together."""
     dtype = NUMPY_DTYPES[rule.datatype]
     made = np.zeros(len(column.values), dtype)
-    nulls = column.nulls
-    for row, value in enumerate(column.values.tolist()):
-        if nulls is not None and nulls[row]:
-            if dtype.kind != "f":
-                raise FrameError(rule.name, row, _NULL_REASON.format(rule.datatype))
-            made[row] = np.nan
-            continue
-        if not isinstance(value, bool | int | float):
-            raise FrameError(rule.name, row, _wrong(value, rule))
+    values = column.values.tolist()
+    nulls = [False] * len(values) if column.nulls is None else column.nulls.tolist()
+    refused: FrameError | None = None
+    rows: dict[str, list[int]] = {}
+    for row, (value, null) in enumerate(zip(values, nulls, strict=True)):
+        kind = "null" if null else _number_kind(value)
+        if not kind or (null and dtype.kind != "f"):
+            tell = _beyond if type(value) is int else _wrong
+            reason = _NULL_REASON.format(rule.datatype) if null else tell(value, rule)
+            refused = FrameError(rule.name, row, reason)
+            break
+        rows.setdefault(kind, []).append(row)
+    made[rows.pop("null", [])] = np.nan if dtype.kind == "f" else 0
+    for kind, places in rows.items():
         try:
-            one = _of_one(value)
-        except OverflowError:
-            raise FrameError(rule.name, row, _beyond(value, rule)) from None
-        try:
-            made[row] = _number_array(Column(one), rule)[0]
+            made[places] = _number_array(Column(np.array([values[row] for row in places], kind)), rule)
         except FrameError as error:
-            raise FrameError(rule.name, row, error.reason) from None
+            row = places[error.row or 0]
+            if refused is None or refused.row is None or row < refused.row:
+                refused = FrameError(rule.name, row, error.reason)
+    if refused is not None:
+        raise refused
     return made
 
 
-def _of_one(value: bool | int | float) -> Array:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return np.array([value], np.int64 if value < 1 << 63 else np.uint64)
-    return np.array([value])
+def _number_kind(value: Any) -> str:
+    """The type of numpy that has a number of Python; empty if none has."""
+    if type(value) is not int:
+        return {bool: "bool", float: "float64"}.get(type(value), "")
+    if -(1 << 63) <= value < 1 << 63:
+        return "int64"
+    return "uint64" if 0 < value < 1 << 64 else ""
 
 
 def _described(rule: ColumnRule) -> str:

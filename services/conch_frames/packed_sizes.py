@@ -13,16 +13,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_PAGES = 1 << 16
 _MOST_FOOTER_BYTES = 2 << 20
+_MOST_STEPS = 1 << 22
+"""Bytes of a file's footer and page headers that are read one by one, in all: some two seconds."""
 _PARQUET_MAGIC = b"PAR1"
-_DEEPEST = 8
+_DEEPEST = 16
 _MOST_FIELDS = 1 << 10
 _PREFIX_ENCODING = 7
 """DELTA_BYTE_ARRAY, whose values share beginnings, so that their length is no part of a page's."""
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
-_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+ARROW_MAGIC = b"ARROW1"
+"""Begins and ends a file of Arrow."""
+_BLOCK = "<qi4xq"
+"""Place of a message in an Arrow file, bytes of its metadata, and bytes of its body."""
+_I16, _I32, _I64, _BINARY, _LIST, _STRUCT = 4, 5, 6, 8, 9, 12
 """Types of Thrift."""
+_BITS = {_I16: 16, _I32: 32, _I64: 64}
 
 Struct = dict[tuple[int, int], Any]
 
@@ -39,13 +45,13 @@ class Chunk:
     """A column of a row group in a Parquet file.
 
     Attributes:
-        name: The column; parts of a nested one are joined by dots.
+        place: Number of the column in its row group, by which pyarrow finds it: its own name may be another.
         values: Number of its values.
         start: Place of its first page.
         end: Place behind its last page.
     """
 
-    name: str
+    place: int
     values: int
     start: int
     end: int
@@ -64,102 +70,118 @@ def parquet_chunks(body: memoryview) -> tuple[list[Chunk], bytes]:
         raise PackedError("it has no footer")
     if length > _MOST_FOOTER_BYTES:
         raise PackedError(f"its footer has {length} bytes, at most {_MOST_FOOTER_BYTES} are read")
-    footer, _ = _Thrift(body[:-8], len(body) - 8 - length).read_struct(0)
+    footer = _Thrift(body[:-8], len(body) - 8 - length).read_struct(0)
     try:
         chunks = [
-            _chunk(column[3, _STRUCT], len(body))
+            _chunk(place, column[3, _STRUCT], len(body))
             for group in footer.get((4, _LIST), ())
-            for column in group.get((1, _LIST), ())
+            for place, column in enumerate(group.get((1, _LIST), ()))
         ]
-        return chunks, footer.get((6, _BINARY), b"")
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        return chunks, bytes(footer.get((6, _BINARY), b""))
+    except (KeyError, TypeError, AttributeError):
         raise PackedError("its footer contradicts itself") from None
 
 
-def _chunk(metadata: Struct, most: int) -> Chunk:
+def _chunk(place: int, metadata: Struct, most: int) -> Chunk:
     start, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
     if dictionary:
         start = min(start, dictionary)
     end, values = start + metadata[7, _I64], metadata[5, _I64]
     if not 0 < start <= end <= most or values < 0:
         raise PackedError("a column lies outside the file")
-    return Chunk(b".".join(metadata[3, _LIST]).decode(), values, start, end)
+    return Chunk(place, values, start, end)
 
 
-def parquet_page_bytes(body: memoryview, start: int, end: int) -> int:
-    """Unpacked bytes of the pages between two places. Raises PackedError: they are no pages."""
-    total = pages = 0
-    while start < end:
-        pages += 1
-        if pages > _MOST_PAGES:
-            raise PackedError(f"a column has more than {_MOST_PAGES} pages")
-        header, start = _Thrift(body[:end], start).read_struct(0)
-        unpacked, packed = header.get((2, _I32), -1), header.get((3, _I32), -1)
-        if min(unpacked, packed) < 0:
-            raise PackedError("a page has no size")
-        for data, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and 2
-            if header.get((data, _STRUCT), {}).get((encoding, _I32)) == _PREFIX_ENCODING:
-                raise PackedError("encoding DELTA_BYTE_ARRAY is not read: write it with another one")
-        total += unpacked
-        start += packed
-    return total
+class ParquetPages:
+    """Reads the headers of pages, of all columns of a file at most so many as `_MOST_STEPS` allows.
+
+    Columns may lie in the same place, so that the file's length is no bound.
+    """
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._steps = _MOST_STEPS
+
+    def unpacked_bytes(self, start: int, end: int) -> int:
+        """Unpacked bytes of the pages between two places. Raises PackedError: they are no pages."""
+        total = 0
+        while start < end:
+            thrift = _Thrift(self._body[:end], start, self._steps)
+            header = thrift.read_struct(0)
+            start, self._steps = thrift.at, thrift.steps
+            unpacked, packed = header.get((2, _I32), -1), header.get((3, _I32), -1)
+            if min(unpacked, packed) < 0:
+                raise PackedError("a page has no size")
+            for data, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and 2
+                if header.get((data, _STRUCT), {}).get((encoding, _I32)) == _PREFIX_ENCODING:
+                    raise PackedError("encoding DELTA_BYTE_ARRAY is not read: write it with another one")
+            total += unpacked
+            start += packed
+        return total
 
 
 class _Thrift:
     """Reads structs of Thrift's compact protocol as dicts by number and type of their fields.
 
-    A field of another type than a reader expects is none for it, as in Thrift's own code.
+    A field of another type than a reader expects is none for it, as in Thrift's own code. That code cuts
+    numbers to the bits of their type, so that field 65538 is field 2: numbers with more are refused.
+
+    Attributes:
+        at: Place of the next byte.
+        steps: Bytes that may still be read one by one.
     """
 
-    def __init__(self, data: memoryview, at: int) -> None:
+    def __init__(self, data: memoryview, at: int, steps: int = _MOST_STEPS) -> None:
         self._data = data
-        self._at = at
+        self.at = at
+        self.steps = steps
 
-    def read_struct(self, depth: int) -> tuple[Struct, int]:
-        if depth > _DEEPEST:
-            raise PackedError("a struct is nested too deep")
+    def read_struct(self, depth: int) -> Struct:
         fields: Struct = {}
         number = 0
         while (head := self._byte()) != 0:
             delta, kind = head >> 4, head & 15
-            number = number + delta if delta else self._zigzag()
+            number = number + delta if delta else self._zigzag(_I16)
             if len(fields) >= _MOST_FIELDS:
                 raise PackedError("a struct has too many fields")
             if (number, kind) in fields:
                 raise PackedError("a struct has a field twice")
             fields[number, kind] = self._value(kind, depth)
-        return fields, self._at
+        return fields
 
     def _value(self, kind: int, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise PackedError("a struct is nested too deep")
         match kind:
             case 1 | 2:
                 return kind == 1
             case 3:
                 return self._byte()
             case 4 | 5 | 6:
-                return self._zigzag()
+                return self._zigzag(kind)
             case 7:
-                return self._skip(8)
+                return self._take(8)
             case 8:
-                size, start = self._varint(), self._at
-                self._skip(size)
-                return bytes(self._data[start : self._at])
+                return self._take(self._varint())
             case 9 | 10:
                 head = self._byte()
                 size = self._varint() if head >> 4 == 15 else head >> 4
-                if size > len(self._data) - self._at:
+                if size > len(self._data) - self.at:
                     raise PackedError("a list is longer than the file")
                 # An element is a byte at least, also a bool.
-                return [self._value(head & 15 if head & 15 > 2 else 3, depth) for _ in range(size)]
+                return [self._value(head & 15 if head & 15 > 2 else 3, depth + 1) for _ in range(size)]
             case 12:
-                return self.read_struct(depth + 1)[0]
+                return self.read_struct(depth + 1)
         raise PackedError(f"a struct has a field of type {kind}")
 
     def _byte(self) -> int:
-        if self._at >= len(self._data):
+        if self.at >= len(self._data):
             raise PackedError("a struct is cut off")
-        self._at += 1
-        return self._data[self._at - 1]
+        if not self.steps:
+            raise PackedError("its footer and the headers of its pages are too long")
+        self.steps -= 1
+        self.at += 1
+        return self._data[self.at - 1]
 
     def _varint(self) -> int:
         value = shift = 0
@@ -172,17 +194,44 @@ class _Thrift:
             if shift > 63:
                 raise PackedError("a struct has a number that is too long")
 
-    def _zigzag(self) -> int:
+    def _zigzag(self, kind: int) -> int:
         value = self._varint()
+        if value >> _BITS[kind]:
+            raise PackedError("a struct has a number that is too long")
         return (value >> 1) ^ -(value & 1)
 
-    def _skip(self, count: int) -> None:
-        if count > len(self._data) - self._at:
+    def _take(self, count: int) -> memoryview:
+        if count > len(self._data) - self.at:
             raise PackedError("a struct is cut off")
-        self._at += count
+        self.at += count
+        return self._data[self.at - count : self.at]
 
 
 # Arrow
+
+
+def arrow_file_messages(body: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Metadata of the messages in an Arrow file, each with the file from the message's body on.
+
+    By the footer, as pyarrow reads it: polars writes no stream into the file.
+
+    Raises:
+        PackedError: The footer is none.
+    """
+    trailer = len(ARROW_MAGIC) + 4
+    (length,) = struct.unpack("<i", body[-trailer:][:4]) if len(body) > 2 * trailer else (0,)
+    if bytes(body[-len(ARROW_MAGIC) :]) != ARROW_MAGIC or not 0 < length < len(body) - trailer:
+        raise PackedError("the file has no footer")
+    try:
+        footer = _Flat.root(bytes(body[-trailer - length : -trailer]))
+        for kind in (2, 3):  # dictionaries, record batches
+            for start, size, _ in footer.structs(kind, _BLOCK):
+                if not 0 < start <= start + size <= len(body):
+                    raise PackedError("a message lies outside the file")
+                prefix = 8 if body[start : start + 4] == b"\xff" * 4 else 4
+                yield bytes(body[start + prefix : start + size]), body[start + size :]
+    except (struct.error, IndexError):
+        raise PackedError("the footer contradicts itself") from None
 
 
 def arrow_message_bytes(metadata: bytes, body: memoryview) -> int:

@@ -3,14 +3,16 @@
 Rows are sent to the model in one request, or in several if they are more than its `max_batch_size`: callers
 with tables know no such limit. What comes back is encoded on the model's thread.
 
-Threads and locks: event loop, but for `_Invocations._submit` and `_Call.respond`.
+Threads and locks: event loop, but for `_Invocations._read` and `_submit`, and `_Call.add` and `respond`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from conch.access.principals import INFERS
@@ -27,8 +29,8 @@ from conch.frontends.http.http_routing import RouteTable, route
 from conch.frontends.http.json_body import error_reply, parsed, read_body
 from conch.frontends.http.route_provider import RestApi
 from conch_frames.interface import FrameInterface, interface_of
-from conch_frames.invocations.replies import predictions, reply_type
-from conch_frames.invocations.request_body import needs_arrow, read_request
+from conch_frames.invocations.replies import import_format, predictions, reply_type
+from conch_frames.invocations.request_body import ARROW_TYPE, needs_arrow, read_request
 from conch_frames.invocations.request_inputs import joined_rows, request_tensors, split_rows
 
 INVOCATIONS = Endpoint(
@@ -42,7 +44,8 @@ INVOCATIONS = Endpoint(
 ENDPOINTS: Final = (INVOCATIONS,)
 """The calls, as entries like those of the table of operations."""
 
-_QUICK_BYTES = 64 << 10  # of a body that is read on the event loop
+_QUICK_BYTES = 4 << 10  # of a body that is read on the event loop; CSV of short fields takes 0.4 ms a KiB
+_QUICK_REQUESTS = 32  # that are submitted or cancelled in one turn of the event loop; each takes 40 us
 _MOST_KNOWN = 1000
 _ONE = "invocations have one response, and the model may have any number"
 
@@ -76,8 +79,13 @@ class _Invocations:
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             call.body = await read_body(exchange, api.most_bytes)
             exchange.on_disconnect = call.abandon
-            slow = needs_arrow(exchange.header("content-type")) or "arrow" in exchange.header("accept")
-            if len(call.body) <= _QUICK_BYTES and not slow:
+            call.kind = reply_type(exchange.header("accept"))
+            arrow = needs_arrow(exchange.header("content-type")) or call.kind == ARROW_TYPE
+            if len(call.body) <= _QUICK_BYTES and not arrow:
+                self._read(call, found)
+            else:
+                await parsed(exchange, api.pools, self._read, call, found)
+            if len(call.batches) <= _QUICK_REQUESTS:
                 self._submit(call, found)
             else:
                 await parsed(exchange, api.pools, self._submit, call, found)
@@ -90,36 +98,38 @@ class _Invocations:
             raise
         return await call.answer
 
-    def _submit(self, call: _Call, model: Servable | None) -> None:
-        """Decodes and submits a request; any thread."""
-        exchange, names = call.exchange, call.names
-        call.kind = reply_type(exchange.header("accept"))
+    def _read(self, call: _Call, model: Servable | None) -> None:
+        """Decodes a request; any thread."""
+        import_format(call.kind)
         # All versions of a route have the same inputs.
-        spec = self._api.door.describe(*names) if model is None else model.spec
+        spec = self._api.door.describe(*call.names) if model is None else model.spec
         interface = call.interface = self._interface(spec)
         columns = interface.columns
-        kind = exchange.header("content-type")
+        kind = call.exchange.header("content-type")
         request = read_request(call.body, kind, self._most_unpacked_bytes, columns.wants)
-        batches = split_rows(request_tensors(request, interface), columns.most_rows)
-        call.requests = [
-            InferenceRequest(
-                *names,
-                inputs,
-                partial(call.respond, number),
-                call.received_ns,
-                requested=tuple(rule.output for rule in interface.outputs),
+        call.batches = split_rows(request_tensors(request, interface), columns.most_rows)
+        call.parts = [[] for _ in call.batches]
+
+    def _submit(self, call: _Call, model: Servable | None) -> None:
+        """Submits the requests until one has failed; any thread."""
+        assert call.interface is not None, "set when the request is decoded"
+        requested = tuple(rule.output for rule in call.interface.outputs)
+        first: InferenceRequest | None = None
+        for number, inputs in enumerate(call.batches):
+            part = InferenceRequest(
+                *call.names, inputs, partial(call.respond, number), call.received_ns, requested=requested
             )
-            for number, inputs in enumerate(batches)
-        ]
-        call.parts = [[] for _ in batches]
-        for number, part in enumerate(call.requests):
-            part.context = exchange
-            if number and hasattr(call.requests[0], "side"):  # of a rollout, one for all rows
-                part.side = call.requests[0].side
-            if exchange.lost:  # while the pool decoded it; `abandon` found no request
-                self._api.admission.cancel(part)
+            part.context = call.exchange
+            if first is None:
+                first = part
+            elif hasattr(first, "side"):  # of a rollout, one for all rows
+                part.side = first.side
+            if not call.add(part):
+                if number:
+                    return
+                self._api.admission.cancel(part)  # the client has gone; the request is counted
             size = 0 if number else len(call.body)
-            self._api.admission.admit(part, False, model, exchange, size, single=_ONE)
+            self._api.admission.admit(part, False, model, call.exchange, size, single=_ONE)
 
     def _interface(self, spec: ModelSpec) -> FrameInterface:
         """The interface of a version. Raises InvalidArgumentError: its config contradicts itself."""
@@ -137,7 +147,8 @@ class _Call:
     """The requests to a model that answer one HTTP request, and their responses.
 
     Attributes:
-        requests: The requests: several if the rows are more than a batch of the model.
+        batches: Inputs of the requests: several if the rows are more than a batch of the model.
+        requests: The requests that have been submitted; none any more when the call is over.
         parts: The outputs of each, once it is answered.
     """
 
@@ -147,15 +158,24 @@ class _Call:
         self._admission = api.admission
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
+        self._over = self._replied = False
         self.exchange = exchange
         self.names = names
         self.received_ns = received_ns
         self.body: memoryview | bytes = b""
         self.interface: FrameInterface | None = None
         self.kind = ""
+        self.batches: list[dict[str, Tensor]] = []
         self.requests: list[InferenceRequest] = []
         self.parts: list[list[Tensor]] = []
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
+
+    def add(self, request: InferenceRequest) -> bool:
+        """Adds a request; False if the call is over, as another has failed or the client has gone."""
+        with self._lock:
+            if not self._over:
+                self.requests.append(request)
+            return not self._over
 
     def respond(
         self, number: int, request: InferenceRequest, response: InferenceResponse | None, final: bool
@@ -169,8 +189,10 @@ class _Call:
             reply = error_reply(unsendable(request.model_name, response, error))
         if request.watch is not None and response is not None:
             request.watch.bytes_out += sum(each.nbytes for each in response.outputs)
-        if reply is None:
-            return
+        with self._lock:
+            if reply is None or self._replied:
+                return
+            self._replied = True
         try:
             self._loop.call_soon_threadsafe(self._done, reply)
         except RuntimeError:
@@ -181,13 +203,22 @@ class _Call:
         self.cancel()
         if not self.answer.done():
             self.answer.set_exception(ClientDisconnectError())
+            self.answer.exception()  # asyncio logs it if it is not read, as after an error of the parser
 
     def cancel(self) -> None:
-        """Cancels the requests that still run."""
-        requests, self.requests = self.requests, []
-        for request in requests:
-            if not request.completed:
-                self._admission.cancel(request)
+        """Cancels the requests that still run, in several turns of the loop if they are many."""
+        with self._lock:
+            self._over = True
+            requests, self.requests = self.requests, []
+        self._cancel_some(request for request in requests if not request.completed)
+
+    def _cancel_some(self, requests: Iterator[InferenceRequest]) -> None:
+        count = 0
+        for request in islice(requests, _QUICK_REQUESTS):
+            self._admission.cancel(request)
+            count += 1
+        if count == _QUICK_REQUESTS:
+            self._loop.call_soon(self._cancel_some, requests)
 
     def _reply(self, number: int, response: InferenceResponse | None) -> Reply | None:
         """The reply; None while other requests run."""

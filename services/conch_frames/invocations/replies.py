@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,7 @@ def reply_type(accept: str) -> str:
     """The format of a reply by the header ``Accept``: the known one with the highest weight, JSON for any.
 
     Raises:
-        AcceptError: None is accepted, or Arrow is and pyarrow is not installed.
+        AcceptError: None is accepted.
     """
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
@@ -42,14 +43,19 @@ def reply_type(accept: str) -> str:
     best = max(_KNOWN, key=lambda kind: found[kind])
     if not found[best]:
         raise AcceptError(f"Accept is '{accept}', and predictions come as {', '.join(_KNOWN)}")
-    if best == ARROW_TYPE:
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise AcceptError(
-                f"{ARROW_TYPE} needs the Python package pyarrow on the server: `pip install 'conch[frames]'`"
-            ) from None
     return best
+
+
+def import_format(kind: str) -> None:
+    """Imports what a format needs. Raises AcceptError: pyarrow is not installed."""
+    if kind != ARROW_TYPE:
+        return
+    try:
+        import_module("conch_frames.arrow_tables")
+    except ImportError:
+        raise AcceptError(
+            f"{ARROW_TYPE} needs the Python package pyarrow on the server: `pip install 'conch[frames]'`"
+        ) from None
 
 
 def _accepted(weights: dict[str, float], kind: str) -> float:

@@ -72,13 +72,11 @@ def read_request(body: Buffer, content_type: str, most_bytes: int, wants: Wants)
         known = ", ".join((JSON_TYPE, CSV_TYPE, *_LINES_TYPES, ARROW_TYPE))
         raise ContentTypeError(f"Content-Type is '{kind}', expected {known} or {PARQUET_TYPE}")
     try:
-        import pyarrow  # noqa: F401
+        from conch_frames.arrow_tables import arrow_table, parquet_table
     except ImportError:
         raise ContentTypeError(
             f"{kind} needs the Python package pyarrow on the server: `pip install 'conch[frames]'`"
         ) from None
-    from conch_frames.arrow_tables import arrow_table, parquet_table
-
     return FrameRequest((arrow_table if kind == ARROW_TYPE else parquet_table)(body, most_bytes, wants))
 
 

@@ -21,6 +21,8 @@ from conch_frames.invocations.request_body import FrameRequest
 
 _EXACT = 1 << 53
 """Whole numbers up to which numpy may make floats of a list with both."""
+_MOST_REQUESTS = 1 << 14
+"""Requests to a model for one from a client: as many as a model's queue takes by default."""
 
 
 def request_tensors(request: FrameRequest, interface: FrameInterface) -> dict[str, Tensor]:
@@ -145,11 +147,20 @@ def _flattened(values: Any, of: ModelInput) -> tuple[Any, tuple[int, ...]]:
 
 
 def split_rows(inputs: dict[str, Tensor], most: int) -> list[dict[str, Tensor]]:
-    """The inputs of requests of at most so many rows each; 0 for any number."""
+    """The inputs of requests of at most so many rows each; 0 for any number.
+
+    Raises:
+        InvalidArgumentError: They are too many requests.
+    """
     rows = {each.shape[0] if each.shape else 0 for each in inputs.values()}
     if most <= 0 or len(rows) != 1 or max(rows) <= most:
         return [inputs]
     (count,) = rows
+    if count > most * _MOST_REQUESTS:
+        raise InvalidArgumentError(
+            f"{count} rows are more than {_MOST_REQUESTS} requests of {most} rows, the most rows that the "
+            f"model takes at once: send fewer rows"
+        )
     arrays = {name: (tensor.datatype, tensor.numpy()) for name, tensor in inputs.items()}
     return [
         {

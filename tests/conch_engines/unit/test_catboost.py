@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import catboost
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,11 +16,8 @@ from tests.support.backend_harness import Harness
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import Array
+from conch_engines.catboost.catboost_backend import CatboostBackend
 from conch_engines.trees.xgboost_backend import XgboostBackend
-
-catboost = pytest.importorskip("catboost")
-
-from conch_engines.catboost.catboost_backend import CatboostBackend  # noqa: E402
 
 ROWS = np.random.default_rng(0).normal(size=(60, 3))
 FIRST = ROWS[:, 0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import logging
 import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,19 @@ from tests.support.servers import serving
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
 FLAGS = ("--frame-max-unpacked-size=4000000",)
+FAILING = """
+backend: "python" max_batch_size: 1
+input { name: "x" data_type: TYPE_FP64 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP64 dims: [ 1 ] }
+"""
+FAILING_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        error = pb_utils.TritonError("no such row", pb_utils.TritonError.INVALID_ARG)
+        return [pb_utils.InferenceResponse(error=error) for _ in requests]
+"""
 BATCHED = 'backend: "sklearn" max_batch_size: 3'
 
 
@@ -35,11 +51,13 @@ def churn() -> Any:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("frames")
-    for name in ("churn", "batched", "light", "extreme"):
+    for name in ("churn", "batched", "light", "extreme", "failing"):
         (root / name / "1").mkdir(parents=True)
     pipeline(root / "churn/1/model.skops")
     pipeline(root / "batched/1/model.skops")
     (root / "batched/config.pbtxt").write_text(BATCHED)
+    (root / "failing/1/model.py").write_text(FAILING_MODEL)
+    (root / "failing/config.pbtxt").write_text(FAILING)
     lightgbm_frames(root / "light/1/lightgbm.txt")
     xgboost_frames(root / "extreme/1/model.ubj")
     return root
@@ -107,6 +125,18 @@ def compressed(frame: pd.DataFrame) -> tuple[Any, str]:
     return sink.getvalue(), ARROW
 
 
+def arrow_file(frame: pd.DataFrame) -> tuple[Any, str]:
+    sink = io.BytesIO()
+    frame.to_feather(sink)
+    return sink.getvalue(), ARROW
+
+
+def polars_file(frame: pd.DataFrame) -> tuple[Any, str]:
+    sink = io.BytesIO()
+    pl.from_pandas(frame).write_ipc(sink, compression="lz4")
+    return sink.getvalue(), ARROW
+
+
 def parquet(frame: pd.DataFrame) -> tuple[Any, str]:
     sink = io.BytesIO()
     frame.to_parquet(sink)
@@ -120,7 +150,8 @@ def polars_parquet(frame: pd.DataFrame) -> tuple[Any, str]:
 
 
 WAYS: tuple[Callable[[pd.DataFrame], tuple[Any, str]], ...] = (
-    records, split, inputs, instances, lines, as_csv, arrow, compressed, parquet, polars_parquet,
+    records, split, inputs, instances, lines, as_csv, arrow, compressed, arrow_file, polars_file, parquet,
+    polars_parquet,
 )  # fmt: skip
 
 ROW = st.fixed_dictionaries(
@@ -195,6 +226,28 @@ def test_rows_beyond_a_batch_are_several_and_come_back_in_order(models: httpx.Cl
     assert found == churn.predict_proba(frame).tolist()
 
 
+@pytest.mark.parametrize("row", [b"1\n", b"1.000000000\n"])
+def test_the_first_of_many_requests_that_fails_is_the_answer(models: httpx.Client, row: bytes) -> None:
+    answer = post(models, "failing", b"x\n" + row * 16_000, "text/csv")
+    assert (answer.status_code, answer.json()) == (400, {"error": "no such row"})
+
+
+def test_a_client_that_leaves_while_its_rows_are_read_leaves_no_error(
+    repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'x,"y"\n' + b"1,2\n" * 1_000_000
+    head = (
+        f"POST /v2/models/churn/invocations HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/csv\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    with serving(repository) as server:
+        host, _, port = server.http_address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + body)
+    gc.collect()
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
@@ -203,6 +256,7 @@ def test_rows_beyond_a_batch_are_several_and_come_back_in_order(models: httpx.Cl
         (ARROW, ARROW),
         ("", "application/json"),
         ("text/html, */*;q=0.1", "application/json"),
+        ("application/json;q=0.1, application/*", ARROW),
     ],
 )
 def test_predictions_come_in_the_format_that_is_accepted(
@@ -243,6 +297,13 @@ def zeros() -> bytes:
     return sink.getvalue()
 
 
+def zeros_file() -> bytes:
+    """Such numbers in a file."""
+    sink = io.BytesIO()
+    pl.DataFrame({"age": np.zeros(1_000_000)}).write_ipc(sink, compression="zstd")
+    return sink.getvalue()
+
+
 def damaged() -> bytes:
     """A Parquet file without a part of its footer."""
     sink = io.BytesIO()
@@ -257,7 +318,9 @@ def damaged() -> bytes:
         (zeros(), ARROW, 413, "unpacks to more than 4000000 bytes"),
         (b"PAR1", PARQUET, 400, "the body is not Parquet"),
         (damaged(), PARQUET, 400, "the body is not Parquet"),
-        (b"ARROW1", ARROW, 400, "the body is no Arrow stream"),
+        (b"ARROW1", ARROW, 400, "the body is no Arrow stream that can be read: the file has no footer"),
+        (b"ARROW1" + bytes(30) + b"ARROW1", ARROW, 400, "the file has no footer"),
+        (zeros_file(), ARROW, 413, "unpacks to more than 4000000 bytes"),
         (b'{"age": 1}\n{', "application/jsonl", 400, "the table, row 1: the line is not JSON"),
         (b"", "image/png", 415, "Content-Type is 'image/png'"),
     ],

@@ -141,6 +141,26 @@ def test_a_column_becomes_its_input_or_is_refused_where_it_stands(
     assert caught.value.message.startswith(place + expected)
 
 
+NUMBERS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.just("1")
+
+
+@given(
+    st.lists(NUMBERS | st.integers(-9, 9), min_size=1, max_size=6),
+    st.sampled_from(["FP64", "FP32", "INT64", "UINT64"]),
+)
+def test_a_list_of_several_types_becomes_what_its_values_become(values: list[Any], datatype: str) -> None:
+    expected: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            expected += converted([value], datatype)
+        except FrameError as error:
+            with pytest.raises(FrameError) as caught:
+                converted(values, datatype)
+            assert (caught.value.row, caught.value.reason) == (row, error.reason)
+            return
+    assert np.array_equal(converted(values, datatype), expected, equal_nan=datatype[0] == "F")
+
+
 CELLS: list[tuple[list[str | None], str, dict[str, Any], Any]] = [
     (["007", "7.0", "1e2"], "INT64", {}, [7, 7, 100]),
     (["1", None, "nan", "-inf"], "FP64", {}, [1, NAN, NAN, -np.inf]),

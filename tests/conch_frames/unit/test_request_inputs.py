@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.core.errors import UnavailableError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.tensor import Tensor
 from conch_frames.column_check import check_columns
 from conch_frames.column_rules import ModelInput
 from conch_frames.frame_error import FrameError
-from conch_frames.invocations.replies import AcceptError, reply_type
+from conch_frames.invocations.replies import AcceptError, import_format
 from conch_frames.invocations.request_body import ARROW_TYPE, PARQUET_TYPE, ContentTypeError, read_request
 from conch_frames.invocations.request_inputs import array_tensor, joined_rows, split_rows
 from conch_frames.libraries import frame_table
@@ -30,6 +30,13 @@ def test_rows_are_split_by_the_batch_and_joined_again(count: int, most: int) -> 
     assert len(parts) == (-(-count // most) if most else 1)
     joined = joined_rows([list(part.values()) for part in parts])
     assert [each.numpy().tolist() for each in joined] == [texts.numpy().tolist(), numbers.numpy().tolist()]
+
+
+def test_rows_are_split_into_no_more_requests_than_a_queue_takes() -> None:
+    rows = {"n": Tensor.from_array("n", np.zeros(2 * 16384 + 1, np.int32))}
+    assert len(split_rows(rows, 3)) == -(-(2 * 16384 + 1) // 3)
+    with pytest.raises(InvalidArgumentError, match="32769 rows are more than 16384 requests of 2 rows"):
+        split_rows(rows, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +79,13 @@ def test_conch_check_finds_rules_that_contradict_the_inputs() -> None:
 
 def test_without_pyarrow_its_formats_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "conch_frames.arrow_tables", raising=False)
     fix = r"pip install 'conch\[frames\]'"
     for kind in (ARROW_TYPE, PARQUET_TYPE):
         with pytest.raises(ContentTypeError, match=fix):
             read_request(b"", kind, 0, bool)
     with pytest.raises(AcceptError, match=fix):
-        reply_type(ARROW_TYPE)
+        import_format(ARROW_TYPE)
     with pytest.raises(UnavailableError, match=fix):
         frame_table(np.zeros(1))
     long = b"a\n" + b"1\n" * 40_000

@@ -16,6 +16,7 @@ from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.loading import model_text
 from tests.support.metrics import scrape, value
 from tests.support.mlflow_registry import FakeRegistry, mlmodel, onnx_files, triton_files
+from tests.support.onnx_graphs import ADD_SUB
 from tests.support.servers import ServerProcess, client_of, eventually, started
 
 from conch import __version__
@@ -105,9 +106,8 @@ def test_aliases_are_moved_under_load(registry: FakeRegistry, tmp_path: Path) ->
 
 
 def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_path: Path) -> None:
-    graph = pytest.importorskip("tests.support.onnx_graphs").ADD_SUB
-    registry.register("graph", onnx_files(graph), "champion")
-    registry.register("graph", onnx_files(graph), "challenger")
+    registry.register("graph", onnx_files(ADD_SUB), "champion")
+    registry.register("graph", onnx_files(ADD_SUB), "challenger")
     registry.register("code", number_files(1))
     pyfunc = mlmodel({"python_function": {"loader_module": "mlflow.pyfunc.model"}})
     registry.register("pyfunc", {"MLmodel": pyfunc, "requirements.txt": b"mlflow"})
@@ -125,7 +125,7 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
             assert found["state"] == "UNAVAILABLE" and why in found["reason"], found
             assert "--mlflow-allow-code is off" in found["reason"]
         # The other alias's version stays as it is.
-        registry.register("graph", onnx_files(graph), "challenger")
+        registry.register("graph", onnx_files(ADD_SUB), "challenger")
         eventually(lambda: client.is_model_ready("graph", "3"), "loaded")
         eventually(lambda: not client.is_model_ready("graph", "2"), "unloaded")
         assert client.is_model_ready("graph", "1")
@@ -214,22 +214,21 @@ def test_calls_start_rollouts_and_leave_the_labels(registry: FakeRegistry, tmp_p
 
 @pytest.mark.slow
 def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path: Path) -> None:
-    graph = pytest.importorskip("tests.support.onnx_graphs").ADD_SUB
     tensor = {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 2]}}
     inputs = json.dumps([{**tensor, "name": name} for name in "AB"])
     outputs = json.dumps([{**tensor, "name": "SUM"}])
-    files = onnx_files(graph)
+    files = onnx_files(ADD_SUB)
     files["MLmodel"] = mlmodel(
         {"onnx": {"data": "model.onnx"}}, signature={"inputs": inputs, "outputs": outputs}
     )
     files["serving_input_example.json"] = b'{"inputs": {"A": [[1, 2]], "B": [[1, 2]]}}'
     registry.register("scored", files, "champion")
     registry.register("scored", files, "challenger")
-    registry.register("plain", onnx_files(graph))
+    registry.register("plain", onnx_files(ADD_SUB))
     # Two versions whose sums differ, of which each gets half of the requests.
     registry.register("routed", files, "champion")
-    swapped = graph.replace(b"\x22\x03Add", b"\x22\x03Sub")
-    assert swapped != graph
+    swapped = ADD_SUB.replace(b"\x22\x03Add", b"\x22\x03Sub")
+    assert swapped != ADD_SUB
     registry.register("routed", files | {"model.onnx": swapped}, "challenger")
     registry.models["routed"].tags["conch.rollout"] = json.dumps({"rollout": {"steps": ["50% 1h"]}})
     (tmp_path / "key").write_text(KEY)
@@ -290,7 +289,8 @@ def test_the_flag_for_code_needs_a_registry(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # TorchScript
 def test_programs_and_scripts_of_pytorch_are_served(registry: FakeRegistry, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     module, rows = torch.nn.Linear(3, 2).eval(), torch.rand(4, 3)
     expected = module(rows).detach().numpy()
     batch = torch.export.Dim("batch", min=1, max=16)
