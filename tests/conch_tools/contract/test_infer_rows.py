@@ -286,16 +286,16 @@ def test_csv_is_read_in_pieces_as_it_is_written(rows: list[tuple[str, float]], d
     assert reader.fraction == 1.0
 
 
-class _Pieces(io.RawIOBase):
+class _Pieces(io.BytesIO):
     """A file that is read in pieces of its own."""
 
     def __init__(self, content: bytes, cuts: list[int]) -> None:
-        self._content = io.BytesIO(content)
+        super().__init__(content)
         self._ends = iter([*cuts, len(content)])
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         for end in self._ends:
-            if found := self._content.read(end - self._content.tell()):
+            if found := super().read(end - self.tell()):
                 return found
         return b""
 
