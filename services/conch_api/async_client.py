@@ -100,8 +100,11 @@ class AsyncClient(ClientBase):
         except FrameError:
             if known is None:
                 raise
-        self._signature = None
-        return await self._run_frame(await self._known(), frame, outputs, parameters)
+            self._signature = None
+            found = await self._known()
+            if found.config == known.config:
+                raise
+        return await self._run_frame(found, frame, outputs, parameters)
 
     async def _run_frame(
         self,

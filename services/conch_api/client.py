@@ -119,8 +119,11 @@ class Client(ClientBase):
         except FrameError:
             if known is None:
                 raise
-        self._signature = None  # the model may have been replaced
-        return self._run_frame(self._known(), frame, outputs, parameters)
+            self._signature = None  # the model may have been replaced
+            found = self._known()
+            if found.config == known.config:
+                raise
+        return self._run_frame(found, frame, outputs, parameters)
 
     def _run_frame(
         self,

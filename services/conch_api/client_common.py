@@ -102,12 +102,12 @@ class Signature:
         self.optional = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("optional")}
         self.batches = int(config.get("max_batch_size", 0)) > 0
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
-        self._config = config
+        self.config = config
 
     @cached_property
     def columns(self) -> ModelColumns:
         """The model's columns. Raises InvalidArgumentError: the config contradicts itself."""
-        return columns_of_config(self._config)
+        return columns_of_config(self.config)
 
     def arrays(
         self, given: Sequence[npt.ArrayLike], named: Mapping[str, npt.ArrayLike], sample: bool

@@ -76,7 +76,8 @@ class InputReader:
                 raise self._refused(at, array, f"{value!r} is none of the categories {shown}{rest}")
 
     def _check_whole(self, array: Array, least: int, most: int) -> None:
-        wrong = ~np.isnan(array) & ~((np.floor(array) == array) & (array >= least) & (array <= most))
+        # As a float the most of 64 bits would be rounded to one that is too large.
+        wrong = ~np.isnan(array) & ~((np.floor(array) == array) & (array >= least) & (array < most + 1))
         if wrong.any():
             at = int(np.argmax(wrong))
             value = array.ravel()[at].item()

@@ -452,6 +452,8 @@ def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
             bar.clear()
             with suppress(OSError):
                 writer.close()
+            with suppress(OSError):
+                files.close()  # what could not be written fails once more
             code = INTERRUPTED if error.interrupted else REFUSED if error.reached else UNREACHED
             other = " and another -o" if out_kind == "parquet" else ""
             go_on = f"go on with --start-row {error.next_row}{other}"

@@ -26,22 +26,23 @@ def run(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(list(arguments))
     # Imports numpy and the server, which the help can do without.
     from conch.core.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+    from conch.observability.tracing.waterfall import printable
     from conch_tools.convert.converter import convert
 
     def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
     options = _options(given)
     try:
         conversion = convert(options, progress)
     except ConchError as error:
-        print(f"conch convert: {error.message}", file=sys.stderr)
+        print(f"conch convert: {printable(error.message)}", file=sys.stderr)
         wrong = isinstance(error, InvalidArgumentError | NotFoundError | AlreadyExistsError)
         return USAGE if wrong else FAILED
     except KeyboardInterrupt:
         print("conch convert: interrupted", file=sys.stderr)
         return INTERRUPTED
-    print(_as_json(conversion) if given.json else _as_text(conversion, options))
+    print(_as_json(conversion) if given.json else "\n".join(map(printable, _as_text(conversion, options))))
     return DONE if conversion.equal else FAILED
 
 
@@ -140,7 +141,8 @@ def _as_json(conversion: Conversion) -> str:
     )
 
 
-def _as_text(conversion: Conversion, options: ConvertOptions) -> str:
+def _as_text(conversion: Conversion, options: ConvertOptions) -> list[str]:
+    """Lines of texts of the pickle too, which may be meant for the terminal."""
     notes = conversion.notes if conversion.equal else conversion.notes[1:]
     lines = [*notes, f"{'output':<16} {'rows':>6} {'differ':>6}  largest difference"]
     for each in conversion.differences:
@@ -150,4 +152,4 @@ def _as_text(conversion: Conversion, options: ConvertOptions) -> str:
         lines.append(f"serve it:  conch serve --model-repository={options.out.parent}")
     else:
         lines.append("nothing is written, as the served model would answer otherwise than the pickle")
-    return "\n".join(lines)
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ _WITH = ("skops>=0.11", "joblib", "pandas")
 """Packages beside scikit-learn in an environment that is built."""
 _FIRST_WITH_NUMPY_2 = (1, 4, 2)
 _FEWEST_ROWS = 1
+_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9a-z]{1,12}){0,5}")
+"""A version of scikit-learn; other texts of a pickle, such as lines for pip, are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def convert(options: ConvertOptions, report: Report) -> Conversion:
         for line in facts["warnings"]:
             report(f"warning of its packages: {line}")
         trusted = _trusted(facts, options)
-        model = folder / options.out.name
+        model = folder / "converted" / options.out.name
         write_model(model, content, facts, trusted, options.data is not None)
         try:
             with load(model) as loaded:
@@ -108,9 +111,18 @@ def convert(options: ConvertOptions, report: Report) -> Conversion:
             raise InvalidArgumentError("the served model has none of the pickle's predictions")
         equal = not any(each.differing for each in differences)
         if equal:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(model, options.out)
+            _install(model, options.out)
         return Conversion(differences, equal, _notes(facts, options))
+
+
+def _install(model: Path, out: Path) -> None:
+    """Copies a model into a repository that a server may read meanwhile."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as unfinished:
+            shutil.copytree(model, Path(unfinished) / out.name).rename(out)
+    except OSError as error:
+        raise InvalidArgumentError(f"--out: '{out}' can't be written: {error.strerror or error}") from error
 
 
 def _check(options: ConvertOptions) -> None:
@@ -136,6 +148,8 @@ def _environment(
     installed = _installed("scikit-learn")
     if not version:  # a booster's, whose library warns itself
         return environments.own
+    if not _VERSION.fullmatch(version):
+        raise InvalidArgumentError(f"the pickle says it is of scikit-learn {version!r}, which is no version")
     if version == installed:
         report(f"the pickle is of scikit-learn {version}, which is installed")
         return environments.own

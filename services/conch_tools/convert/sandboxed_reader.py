@@ -29,6 +29,11 @@ _OWN = {
 _MOST_HEADER = 1 << 28
 _MOST_TEXT = 1 << 16
 _TAIL_LINES = 6
+_FACTS = {
+    "versions": {"sklearn"},
+    "convert": {"kind", "about", "warnings", "rows", "made", "dropped", "predictions"},
+}
+"""Facts that an answer has at least, by action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +90,21 @@ class SandboxedReader:
             finally:
                 os.close(write_end)
             assert process.stderr is not None
-            return self._answer(process, answer, process.stderr, content)
+            return self._answer(process, answer, process.stderr, content, _FACTS[job["action"]])
 
     def _answer(
-        self, process: subprocess.Popen[bytes], answer: IO[bytes], stderr: IO[bytes], content: Path
+        self,
+        process: subprocess.Popen[bytes],
+        answer: IO[bytes],
+        stderr: IO[bytes],
+        content: Path,
+        needed: set[str],
     ) -> Answer:
         said: list[bytes] = []
         read: list[Answer | ConchError] = []
         threads = [
             threading.Thread(target=_keep_tail, args=(stderr, said)),
-            threading.Thread(target=lambda: read.append(self._read(answer, content))),
+            threading.Thread(target=lambda: read.append(self._read(answer, content, needed))),
         ]
         for thread in threads:
             thread.start()
@@ -120,12 +130,15 @@ class SandboxedReader:
             raise InvalidArgumentError(str(found.facts["refused"]))
         return found
 
-    def _read(self, answer: IO[bytes], content: Path) -> Answer | ConchError:
+    def _read(self, answer: IO[bytes], content: Path, needed: set[str]) -> Answer | ConchError:
         try:
             layers = json.loads(answer.readline(_MOST_TEXT))["layers"]
             facts = json.loads(answer.readline(_MOST_HEADER))
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             return InvalidArgumentError("the process that reads the pickle has ended without an answer")
+        # A pickle can write to the pipe too.
+        if not isinstance(facts, dict) or not ("refused" in facts or facts.keys() >= needed):
+            return InvalidArgumentError("the process that reads the pickle has given another answer")
         rest = self._most_bytes
         with content.open("wb") as file:
             while rest > 0 and (chunk := answer.read(min(1 << 20, rest))):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import numpy as np
 import orjson
 
 from conch.core.tensor import Array
@@ -248,6 +249,9 @@ class _JsonWriter:
         self._file = file
 
     def write(self, columns: Mapping[str, Array]) -> None:
+        for name, values in columns.items():
+            if values.dtype.kind == "f" and np.isinf(values).any():
+                raise RowFileError(f"output '{name}' has infinity, which JSON has not: write CSV or Parquet")
         names = list(columns)
         rows = zip(*(values.tolist() for values in _texts(columns).values()), strict=True)
         lines = [

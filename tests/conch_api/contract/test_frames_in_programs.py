@@ -196,6 +196,40 @@ def test_an_error_of_the_model_names_the_rows(server: conch.Server, way: Way) ->
         server.unbind("careful")
 
 
+def test_rows_before_one_that_does_not_fit_are_sent_once(server: conch.Server) -> None:
+    seen: list[int] = []
+
+    def kept(frame: pd.DataFrame) -> Any:
+        seen.extend(frame["x"])
+        return frame["x"]
+
+    numbers = pd.DataFrame({"x": range(200)})
+    wrong = numbers.astype(object)
+    wrong.iloc[199, 0] = 0.5
+    text = "column 'x', row 199"
+
+    async def ask() -> None:
+        async with conch.AsyncClient(str(server.grpc_url), "kept") as client:
+            await client.wait()
+            with pytest.raises(conch.InvalidArgumentError, match=text):
+                await client.infer_frame(wrong)
+
+    server.bind("kept", kept, example=numbers, config=conch.ModelConfig(max_batch_size=16))
+    try:
+        with conch.Client(str(server.grpc_url), "kept") as client:
+            seen.clear()
+            with pytest.raises(conch.InvalidArgumentError, match=text):
+                client.infer_frame(wrong)
+        assert seen
+        assert len(seen) == len({*seen})
+        seen.clear()
+        asyncio.run(ask())
+        assert seen
+        assert len(seen) == len({*seen})
+    finally:
+        server.unbind("kept")
+
+
 def test_functions_get_texts_where_the_example_has_texts() -> None:
     seen: list[Any] = []
 

@@ -224,3 +224,14 @@ def test_a_frame_s_missing_numbers_are_outputs() -> None:
     with server:
         found = server.infer_frame("m", pl.DataFrame({"x": [5, 6]}))
     polars.testing.assert_frame_equal(found, pl.DataFrame({"whole": [1.0, float("nan")], "kind": ["b", "a"]}))
+
+
+@pytest.mark.parametrize("bits", [63, 64])
+def test_a_float_of_the_power_of_two_behind_a_type_is_refused(bits: int) -> None:
+    name = "Int64" if bits == 63 else "UInt64"
+    example = FrameExample(pd.DataFrame({"x": pd.array([1, None], dtype=name)}))
+    read = example.readers["x"]
+    below = np.array([[np.nextafter(2.0**bits, 0)]])
+    assert example.frame({"x": read(below)})["x"].tolist() == [int(below.item())]
+    with pytest.raises(InvalidArgumentError, match=r"input 'x', row 0: .* is no whole number from"):
+        read(np.array([[2.0**bits]]))

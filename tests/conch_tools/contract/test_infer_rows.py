@@ -23,7 +23,7 @@ import conch
 from conch_frames.csv_table import csv_text
 from conch_tools import infer_command
 from conch_tools.infer.progress_bar import ProgressBar
-from conch_tools.infer.row_files import RowReader, rows_of
+from conch_tools.infer.row_files import RowFileError, RowReader, open_writer, rows_of
 
 _TEXTS = ["Köln", "", 'a,\n"b', "null", "007", " x"]
 
@@ -148,6 +148,26 @@ def test_standard_input_and_output(
     assert [json.loads(line) for line in out.splitlines()] == [{"active": each} for each in FRAME["active"]]
 
 
+def test_a_full_disk_ends_a_run_with_a_sentence(
+    server: conch.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("x\n1\n")
+    code, _, errors = run(capsys, str(server.grpc_url), "picky", "--csv", source, "-o", "/dev/full")
+    assert code == infer_command.REFUSED
+    assert errors == (
+        "conch infer: [Errno 28] No space left on device\n0 rows are written; go on with --start-row 0\n"
+    )
+
+
+def test_infinity_is_no_null_of_json(tmp_path: Path) -> None:
+    with (tmp_path / "o").open("wb") as file:
+        writer = open_writer(file, "jsonl", True)
+        with pytest.raises(RowFileError, match="output 'y' has infinity, which JSON has not: write CSV or"):
+            writer.write({"x": np.array([1.0, np.nan]), "y": np.array([1.0, -np.inf])})
+    assert (tmp_path / "o").read_bytes() == b""
+
+
 def test_a_column_has_spaces_where_the_model_s_library_wrote_others(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,7 +275,7 @@ def test_csv_is_read_in_pieces_as_it_is_written(rows: list[tuple[str, float]], d
     content = csv_text({"text": texts, "number": np.array([number for _, number in rows])}).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5)))
     skip = data.draw(st.integers(0, len(rows)))
-    reader = RowReader(_Pieces(content, cuts), "csv", len(content))  # type: ignore[arg-type]
+    reader = RowReader(_Pieces(content, cuts), "csv", len(content))
     tables = list(reader.tables(skip, lambda name: True))
     found = [text for table in tables for text in table.columns["text"]]
     assert found == texts.tolist()[skip:]
@@ -266,16 +286,18 @@ def test_csv_is_read_in_pieces_as_it_is_written(rows: list[tuple[str, float]], d
     assert reader.fraction == 1.0
 
 
-class _Pieces:
+class _Pieces(io.BytesIO):
     """A file that is read in pieces of its own."""
 
     def __init__(self, content: bytes, cuts: list[int]) -> None:
-        ends = [*cuts, len(content)]
-        parts = [content[start:end] for start, end in zip([0, *cuts], ends, strict=True)]
-        self._parts = iter([*filter(None, parts), b""])
+        super().__init__(content)
+        self._ends = iter([*cuts, len(content)])
 
-    def read(self, size: int) -> bytes:
-        return next(self._parts)
+    def read(self, size: int | None = -1, /) -> bytes:
+        for end in self._ends:
+            if found := super().read(end - self.tell()):
+                return found
+        return b""
 
 
 def test_rows_of_a_file_that_ends_within_one_are_not_counted(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -97,6 +98,8 @@ def test_the_sandbox_refuses_changes_and_network(tmp_path: Path, layers: str) ->
         port = str(server.getsockname()[1])
         done = confined(layers, sys.executable, "-c", PROGRAM, str(path), str(other), port)
     if done.returncode == sandbox.UNAVAILABLE and layers == "landlock":
+        # Landlock by itself is shown where there is one; production needs the other layer in any case.
+        assert done.stderr == b"no layer of the sandbox is available\n"
         pytest.skip("this kernel has no Landlock")
     found = json.loads(done.stdout)
     assert found.pop("read") == ""
@@ -126,6 +129,11 @@ class Doing:
         return self._call
 
 
+def answering(line: str) -> Doing:
+    """An object whose pickle writes to the pipe of the job's answer."""
+    return Doing(exec, f"import os, sys; os.write(int(sys.argv[1]), {line}); os._exit(0)")
+
+
 def convert(*arguments: str | Path) -> int:
     return main(["convert", *map(str, arguments)])
 
@@ -141,6 +149,10 @@ def convert(*arguments: str | Path) -> int:
             Doing(exec, "import sys; print('ä\x1b[2J', file=sys.stderr); sys.exit(3)"),
             "without an answer: ä[2J",
         ),
+        (Doing(exec, "raise ValueError('ä\x1b[2J')"), "ValueError: ä?[2J"),
+        (answering(r"b'[' * 60000 + b'\n'"), "has ended without an answer"),
+        (answering(r"b'[]\n'"), "has given another answer"),
+        (answering(r"b'{\"sklearn\": \"1\"}\n'"), "has given another answer"),
     ],
 )
 def test_pickles_that_do_something_else(
@@ -200,6 +212,35 @@ def test_versions_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "warning: the pickle is of scikit-learn 0.0.1" in said.err
     assert "warning of its packages: Trying to unpickle estimator Ridge from version 0.0.1" in said.err
     assert (out / "config.pbtxt").read_text() == 'backend: "sklearn"\n'
+
+
+def test_a_version_is_no_line_for_pip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version, line = sklearn.__version__, "1.4\n--index-url=x\x1b[2J"
+    content, changed = (b"\x8c" + bytes([len(each)]) + each.encode() for each in (version, line))
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(trained("Ridge").estimator).replace(content, changed))
+    for flag in ("--build", "--any-version"):
+        assert convert(tmp_path / "m.pkl", "--out", tmp_path / "models" / "m", flag) == 2
+        said = capsys.readouterr().err
+        assert r"says it is of scikit-learn '1.4\n--index-url=x\x1b[2J', which is no version" in said
+
+
+def test_a_model_is_in_the_repository_as_a_whole_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, models = tmp_path / "m.pkl", tmp_path / "models"
+    source.write_bytes(pickle.dumps(trained("Ridge").estimator))
+    assert convert(source, "--out", models / "content") == 0  # the name of a file of the command's own
+    assert convert(source, "--out", source / "m") == 2
+    assert f"--out: '{source / 'm'}' can't be written" in capsys.readouterr().err
+
+    def half(source: Path, target: Path) -> Path:
+        assert not (models / "m").exists()
+        target.mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", half)
+    assert convert(source, "--out", models / "m") == 2
+    assert [each.name for each in models.iterdir()] == ["content"]
 
 
 @pytest.mark.filterwarnings("ignore")
