@@ -36,7 +36,7 @@ COUNTED: dict[str, tuple[list[Any], list[Any]]] = {
     "output_config": ([{"effort": "low"}], [{"format": {"type": "xml"}}, "low"]),
     "system": (["Be brief.", [{"type": "text", "text": "Be brief."}]], [7, [{"type": "image"}]]),
     "thinking": ([{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}], [{"type": "between"}]),
-    "tool_choice": ([{"type": "none"}, {"type": "auto"}], [{"type": "all"}, "auto"]),
+    "tool_choice": ([{"type": "none"}, {"type": "auto"}], [{"type": "all"}, {"type": ["auto"]}, "auto"]),
     "tools": ([[TOOL], [{**TOOL, "type": "custom"}]], [[{"type": "bash_20250124"}], [{"name": "a"}]]),
     "speed": (["standard"], ["fast"]),
     "chat_template_kwargs": ([{"a": 1}], ["x"]),
