@@ -191,6 +191,7 @@ def test_errors_have_anthropics_shape(claude: anthropic.Anthropic, http: httpx.C
         claude.messages.create(model="words", max_tokens=9, messages=said("fail"))
     assert http.get(MESSAGES).json()["error"]["type"] == "invalid_request_error"
     assert http.post(MESSAGES, content=b"{").json()["type"] == "error"
+    assert http.post(f"{MESSAGES}/batches").json()["error"]["type"] == "not_found_error"
 
 
 def test_a_failure_in_mid_stream_is_an_event_that_the_client_raises(claude: anthropic.Anthropic) -> None:
