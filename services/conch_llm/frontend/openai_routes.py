@@ -214,6 +214,8 @@ class OpenAiHandler:
         return _Route(f"{RESPONSES}/{{id}}", verb, "inference", INFERS, partial(work, name=name))
 
     async def _stored(self, call: OpenAiCall, name: str) -> None:
+        for given in parse_qs(call.exchange.query, keep_blank_values=True):
+            raise RequestError(f"`{given[:64]}` is not supported: the response is sent whole", given[:64])
         call.respond(200, [JSON], self._inference.dialects.stored(call, name))
 
     async def _remove(self, call: OpenAiCall, name: str) -> None:

@@ -257,6 +257,8 @@ def test_a_conversation_goes_on(keeper: openai.OpenAI, stream: bool) -> None:
 def test_what_is_kept_can_be_read_and_dropped(keeper: openai.OpenAI) -> None:
     made = keeper.responses.create(model="words", input="a")
     assert keeper.responses.retrieve(made.id).output_text == made.output_text
+    with pytest.raises(openai.BadRequestError, match="`stream` is not supported"):
+        keeper.responses.retrieve(made.id, stream=True)
     keeper.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError, match="not found"):
         keeper.responses.retrieve(made.id)
