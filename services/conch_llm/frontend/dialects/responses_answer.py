@@ -72,7 +72,7 @@ class _Form:
             "incomplete_details": {"reason": reason} if reason else None,
             "model": head.model,
             "output": [] if open_yet else [self.item(block) for block in blocks.blocks],
-            "store": head.stored,
+            "store": head.stored and status != "failed",
             "usage": None if open_yet else _usage(blocks),
             **head.echoed,
         }
