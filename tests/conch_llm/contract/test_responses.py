@@ -276,6 +276,18 @@ def test_what_is_not_to_be_kept_is_not(keeper: openai.OpenAI) -> None:
     assert large.store is False, "it is above --openai-store-bytes"
 
 
+def test_a_conversation_has_the_limit_of_a_body(tmp_path: Path) -> None:
+    write_words(tmp_path)
+    flags = ["--openai-store-bytes=100000", "--http-max-input-size=4000"]
+    with serving(tmp_path, flags=flags) as server:
+        url = f"http://{server.http_address}/v1"
+        with closing(openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=WAIT_S)) as made:
+            first = made.responses.create(model="words", input="a" * 3000)
+            assert first.store is True
+            with pytest.raises(openai.APIStatusError, match="exceeds the maximum allowed input size"):
+                made.responses.create(model="words", input="b", previous_response_id=first.id)
+
+
 def test_a_server_that_keeps_nothing_says_so(client: openai.OpenAI) -> None:
     assert client.responses.create(model="words", input="a").store is False
     for field in ({"store": True}, {"previous_response_id": "resp_1"}):
