@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.support.llm_models import TINY_PNG, write_words
 from tests.support.servers import WAIT_S, LocalServer, serving
+from tests.support.text_requests import FURTHER
 
 from conch_llm.frontend.dialects.messages_request import COUNT_FIELDS, FIELDS
 
@@ -57,21 +58,7 @@ TAKEN: dict[str, tuple[list[Any], list[Any]]] = {
     "mcp_servers": ([], [[]]),
     "stop": ([], ["x"]),
     "seed": ([7], ["x"]),
-    "presence_penalty": ([1], [3]),
-    "frequency_penalty": ([1], [3]),
-    "min_p": ([0.1], [2]),
-    "repetition_penalty": ([1.1], [0]),
-    "min_tokens": ([1], [-1]),
-    "ignore_eos": ([True], [1]),
-    "stop_token_ids": ([[1]], [["a"]]),
-    "logit_bias": ([{"1": 1}], [[]]),
-    "skip_special_tokens": ([True], [1]),
-    "bad_words": ([["x"]], ["x"]),
-    "include_stop_str_in_output": ([True], [1]),
-    "allowed_token_ids": ([[1]], [[-1]]),
-    "structured_outputs": ([{"regex": "a"}], ["a"]),
-    "priority": ([1], ["x"]),
-    "cache_salt": (["s"], [7]),
+    **FURTHER,
 }
 """By field, values that are taken, and values that are refused."""
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tests.support.llm_models import TINY_PNG, running, write_words
 from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, eventually, serving
+from tests.support.text_requests import FURTHER
 
 from conch_llm.frontend.dialects.responses_request import FIELDS
 
@@ -67,22 +68,8 @@ TAKEN: dict[str, tuple[list[Any], list[Any]]] = {
     "prompt_cache_options": ([], [{}]),
     "seed": ([7], ["x"]),
     "stop": (["x", ["x"]], [[""]]),
-    "presence_penalty": ([1], [3]),
-    "frequency_penalty": ([1], [3]),
+    **FURTHER,
     "top_k": ([5], [-2]),
-    "min_p": ([0.1], [2]),
-    "repetition_penalty": ([1.1], [0]),
-    "min_tokens": ([1], [-1]),
-    "ignore_eos": ([True], [1]),
-    "stop_token_ids": ([[1]], [["a"]]),
-    "logit_bias": ([{"1": 1}], [[]]),
-    "skip_special_tokens": ([True], [1]),
-    "bad_words": ([["x"]], ["x"]),
-    "include_stop_str_in_output": ([True], [1]),
-    "allowed_token_ids": ([[1]], [[-1]]),
-    "structured_outputs": ([{"regex": "a"}], ["a"]),
-    "priority": ([1], ["x"]),
-    "cache_salt": (["s"], [7]),
     "chat_template_kwargs": ([{"enable_thinking": True}], ["x"]),
 }  # fmt: skip
 """By field, values that are taken, and values that are refused."""
