@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from conch.frontends.http.route_provider import RestApi, RouteProvider
-from conch_llm.contract import MESSAGES, PREFIXES
+from conch_llm.contract import PREFIXES
 from conch_llm.frontend.dialects.response_store import ResponseStore
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.openai_settings import OpenAiSettings
@@ -33,12 +33,11 @@ class OpenAiRoutes(RouteProvider):
 
     def refusal(self, path: str, error: ConchError) -> Reply | None:
         """The error for the paths under OpenAI's prefixes, in the route's form."""
-        from conch_llm.frontend.error_forms import ANTHROPIC_ERRORS, OPENAI_ERRORS
+        from conch_llm.frontend.error_forms import errors_of
 
         if not path.startswith(PREFIXES):
             return None
-        anthropic = path.removeprefix("/openai").startswith(MESSAGES)
-        return (ANTHROPIC_ERRORS if anthropic else OPENAI_ERRORS).reply(error, "")
+        return errors_of(path.removeprefix("/openai")).reply(error, "")
 
     def bind(self, api: RestApi) -> Handler:
         """Returns the handler of the routes."""

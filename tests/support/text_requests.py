@@ -105,3 +105,23 @@ def _values(datatype: str, content: bytes) -> list[Any]:
     if datatype == "BYTES":
         return list(deserialize_bytes_tensor(content))
     return [value for (value,) in struct.iter_unpack(f"<{_FORMATS[datatype]}", content)]
+
+
+FURTHER: dict[str, tuple[list[Any], list[Any]]] = {
+    "presence_penalty": ([1], [3]),
+    "frequency_penalty": ([1], [3]),
+    "min_p": ([0.1], [2]),
+    "repetition_penalty": ([1.1], [0]),
+    "min_tokens": ([1], [-1]),
+    "ignore_eos": ([True], [1]),
+    "stop_token_ids": ([[1]], [["a"]]),
+    "logit_bias": ([{"1": 1}], [[]]),
+    "skip_special_tokens": ([True], [1]),
+    "bad_words": ([["x"]], ["x"]),
+    "include_stop_str_in_output": ([True], [1]),
+    "allowed_token_ids": ([[1]], [[-1]]),
+    "structured_outputs": ([{"regex": "a"}], ["a"]),
+    "priority": ([1], ["x"]),
+    "cache_salt": (["s"], [7]),
+}
+"""By sampling field that no API but chats has: values that are taken, and values that are refused."""

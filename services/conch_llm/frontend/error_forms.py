@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from conch.core.errors import ConchError
 from conch.frontends.http.http_exchange import Reply
+from conch_llm.contract import MESSAGES
 from conch_llm.frontend.openai_answers import encoded, error_events
 from conch_llm.frontend.openai_errors import error_object, openai_error, status_of
 
@@ -70,6 +71,11 @@ class AnthropicErrors(ErrorForm):
 
 OPENAI_ERRORS = OpenAiErrors()
 ANTHROPIC_ERRORS = AnthropicErrors()
+
+
+def errors_of(path: str) -> ErrorForm:
+    """The form of the errors of a path without ``/openai``."""
+    return ANTHROPIC_ERRORS if f"{path}/".startswith(f"{MESSAGES}/") else OPENAI_ERRORS
 
 
 def _anthropic_object(error: ConchError) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class LlmMetrics:
             self._prompt[model] = self._prompt.get(model, 0) + prompt
             self._generated.setdefault(model, 0)
             self._cached[model] = self._cached.get(model, 0) + cached
-            if prompt:
+            if prompt and generated:
                 self._context[model] = prompt + generated
 
     def cancelled(self, model: str, reason: str) -> None:

@@ -116,11 +116,13 @@ class OpenAiCall:
         Args:
             work: The work.
             arguments: Its arguments.
-            more_bytes: Bytes that it reads besides the body.
+            more_bytes: Bytes that it reads besides the body; both together have the limit of a body.
 
         Raises:
             ConchError: The work raises it, the client disconnected, or the server stops.
         """
+        if len(self.body) + more_bytes > self._most_bytes:
+            raise self._too_large(len(self.body) + more_bytes)
         if len(self.body) + more_bytes <= QUICK_BYTES:
             return work(*arguments)
         return await parsed(self.exchange, self._pools, work, *arguments)

@@ -37,7 +37,7 @@ from conch_llm.contract import (
     TOKENIZE,
 )
 from conch_llm.frontend.dialects.response_store import ResponseStore
-from conch_llm.frontend.error_forms import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorForm
+from conch_llm.frontend.error_forms import OPENAI_ERRORS, ErrorForm, errors_of
 from conch_llm.frontend.inference_routes import InferenceRoutes
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.model_names import ModelNames
@@ -118,7 +118,8 @@ class OpenAiHandler:
         route = self._routes.get(path) or self._part_route(path, exchange.method)
         if route is None:
             if ours:
-                call = OpenAiCall(exchange, "unknown", self._metrics, self._api.pools, self._api.most_bytes)
+                pools, most = self._api.pools, self._api.most_bytes
+                call = OpenAiCall(exchange, "unknown", self._metrics, pools, most, errors_of(path))
                 call.fail(UnknownPathError(f"Unknown request URL: {exchange.method} {exchange.path}"))
                 return None
             return self._api.unmatched(exchange)
@@ -160,8 +161,7 @@ class OpenAiHandler:
         def post(route: str, *aliases: str) -> None:
             for path in (route, *aliases):
                 answer = partial(self._infer, route)
-                errors = ANTHROPIC_ERRORS if path.startswith(MESSAGES) else OPENAI_ERRORS
-                found[path] = _Route(path, "POST", "inference", INFERS, answer, errors=errors)
+                found[path] = _Route(path, "POST", "inference", INFERS, answer, errors=errors_of(path))
 
         get(_MODELS, "model-repository", ANY, self._list, "list_models")
         get("/health", "health", OPEN, self._health, "")
@@ -214,6 +214,8 @@ class OpenAiHandler:
         return _Route(f"{RESPONSES}/{{id}}", verb, "inference", INFERS, partial(work, name=name))
 
     async def _stored(self, call: OpenAiCall, name: str) -> None:
+        for given in parse_qs(call.exchange.query, keep_blank_values=True):
+            raise RequestError(f"`{given[:64]}` is not supported: the response is sent whole", given[:64])
         call.respond(200, [JSON], self._inference.dialects.stored(call, name))
 
     async def _remove(self, call: OpenAiCall, name: str) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.support.llm_models import TINY_PNG, write_words
 from tests.support.servers import WAIT_S, LocalServer, serving
+from tests.support.text_requests import FURTHER
 
 from conch_llm.frontend.dialects.messages_request import COUNT_FIELDS, FIELDS
 
@@ -36,7 +37,7 @@ COUNTED: dict[str, tuple[list[Any], list[Any]]] = {
     "output_config": ([{"effort": "low"}], [{"format": {"type": "xml"}}, "low"]),
     "system": (["Be brief.", [{"type": "text", "text": "Be brief."}]], [7, [{"type": "image"}]]),
     "thinking": ([{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}], [{"type": "between"}]),
-    "tool_choice": ([{"type": "none"}, {"type": "auto"}], [{"type": "all"}, "auto"]),
+    "tool_choice": ([{"type": "none"}, {"type": "auto"}], [{"type": "all"}, {"type": ["auto"]}, "auto"]),
     "tools": ([[TOOL], [{**TOOL, "type": "custom"}]], [[{"type": "bash_20250124"}], [{"name": "a"}]]),
     "speed": (["standard"], ["fast"]),
     "chat_template_kwargs": ([{"a": 1}], ["x"]),
@@ -57,21 +58,7 @@ TAKEN: dict[str, tuple[list[Any], list[Any]]] = {
     "mcp_servers": ([], [[]]),
     "stop": ([], ["x"]),
     "seed": ([7], ["x"]),
-    "presence_penalty": ([1], [3]),
-    "frequency_penalty": ([1], [3]),
-    "min_p": ([0.1], [2]),
-    "repetition_penalty": ([1.1], [0]),
-    "min_tokens": ([1], [-1]),
-    "ignore_eos": ([True], [1]),
-    "stop_token_ids": ([[1]], [["a"]]),
-    "logit_bias": ([{"1": 1}], [[]]),
-    "skip_special_tokens": ([True], [1]),
-    "bad_words": ([["x"]], ["x"]),
-    "include_stop_str_in_output": ([True], [1]),
-    "allowed_token_ids": ([[1]], [[-1]]),
-    "structured_outputs": ([{"regex": "a"}], ["a"]),
-    "priority": ([1], ["x"]),
-    "cache_salt": (["s"], [7]),
+    **FURTHER,
 }
 """By field, values that are taken, and values that are refused."""
 
@@ -191,6 +178,7 @@ def test_errors_have_anthropics_shape(claude: anthropic.Anthropic, http: httpx.C
         claude.messages.create(model="words", max_tokens=9, messages=said("fail"))
     assert http.get(MESSAGES).json()["error"]["type"] == "invalid_request_error"
     assert http.post(MESSAGES, content=b"{").json()["type"] == "error"
+    assert http.post(f"{MESSAGES}/batches").json()["error"]["type"] == "not_found_error"
 
 
 def test_a_failure_in_mid_stream_is_an_event_that_the_client_raises(claude: anthropic.Anthropic) -> None:

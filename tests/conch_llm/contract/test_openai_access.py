@@ -125,17 +125,9 @@ def test_the_policy_holds_for_models_by_role(tmp_path: Path) -> None:
 
 
 def test_a_response_that_is_kept_is_its_principals(tmp_path: Path) -> None:
-    policy = """
-        [[principal]]
-        name = "ann"
-        key_file = "ann"
-        infer = ["words"]
-
-        [[principal]]
-        name = "bob"
-        key_file = "bob"
-        infer = ["words"]
-    """
+    policy = "".join(
+        f'[[principal]]\nname = "{name}"\nkey_file = "{name}"\ninfer = ["words"]\n' for name in ("ann", "bob")
+    )
     for name in ("ann", "bob"):
         (tmp_path / name).write_text(f"the-key-of-{name}-only")
     (tmp_path / "access.toml").write_text(policy)

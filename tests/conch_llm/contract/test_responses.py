@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tests.support.llm_models import TINY_PNG, running, write_words
 from tests.support.raw_http import raw_http, request
 from tests.support.servers import WAIT_S, LocalServer, eventually, serving
+from tests.support.text_requests import FURTHER
 
 from conch_llm.frontend.dialects.responses_request import FIELDS
 
@@ -67,22 +68,8 @@ TAKEN: dict[str, tuple[list[Any], list[Any]]] = {
     "prompt_cache_options": ([], [{}]),
     "seed": ([7], ["x"]),
     "stop": (["x", ["x"]], [[""]]),
-    "presence_penalty": ([1], [3]),
-    "frequency_penalty": ([1], [3]),
+    **FURTHER,
     "top_k": ([5], [-2]),
-    "min_p": ([0.1], [2]),
-    "repetition_penalty": ([1.1], [0]),
-    "min_tokens": ([1], [-1]),
-    "ignore_eos": ([True], [1]),
-    "stop_token_ids": ([[1]], [["a"]]),
-    "logit_bias": ([{"1": 1}], [[]]),
-    "skip_special_tokens": ([True], [1]),
-    "bad_words": ([["x"]], ["x"]),
-    "include_stop_str_in_output": ([True], [1]),
-    "allowed_token_ids": ([[1]], [[-1]]),
-    "structured_outputs": ([{"regex": "a"}], ["a"]),
-    "priority": ([1], ["x"]),
-    "cache_salt": (["s"], [7]),
     "chat_template_kwargs": ([{"enable_thinking": True}], ["x"]),
 }  # fmt: skip
 """By field, values that are taken, and values that are refused."""
@@ -257,6 +244,8 @@ def test_a_conversation_goes_on(keeper: openai.OpenAI, stream: bool) -> None:
 def test_what_is_kept_can_be_read_and_dropped(keeper: openai.OpenAI) -> None:
     made = keeper.responses.create(model="words", input="a")
     assert keeper.responses.retrieve(made.id).output_text == made.output_text
+    with pytest.raises(openai.BadRequestError, match="`stream` is not supported"):
+        keeper.responses.retrieve(made.id, stream=True)
     keeper.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError, match="not found"):
         keeper.responses.retrieve(made.id)
@@ -272,6 +261,18 @@ def test_what_is_not_to_be_kept_is_not(keeper: openai.OpenAI) -> None:
         keeper.responses.retrieve(made.id)
     large = keeper.responses.create(model="words", input="a" * 60_000)
     assert large.store is False, "it is above --openai-store-bytes"
+
+
+def test_a_conversation_has_the_limit_of_a_body(tmp_path: Path) -> None:
+    write_words(tmp_path)
+    flags = ["--openai-store-bytes=100000", "--http-max-input-size=4000"]
+    with serving(tmp_path, flags=flags) as server:
+        url = f"http://{server.http_address}/v1"
+        with closing(openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=WAIT_S)) as made:
+            first = made.responses.create(model="words", input="a" * 3000)
+            assert first.store is True
+            with pytest.raises(openai.APIStatusError, match="exceeds the maximum allowed input size"):
+                made.responses.create(model="words", input="b", previous_response_id=first.id)
 
 
 def test_a_server_that_keeps_nothing_says_so(client: openai.OpenAI) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -108,6 +108,12 @@ class AnswerBlocks:
     def cut(self) -> bool:
         """True if the answer has ended before its end."""
         return self.finish_reason in _CUT
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Counts and reads deltas of an answer that is sent as a whole."""
+        for delta in deltas:
+            self.usage.add(delta)
+            self.read(delta)
 
     def read(self, delta: Delta) -> list[Step]:
         """The steps of a delta; none after the end.

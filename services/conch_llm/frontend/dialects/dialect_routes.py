@@ -138,7 +138,8 @@ class DialectRoutes:
         """Answers /v1/messages/count_tokens."""
         _takes_body(model, COUNT_TOKENS)
         with _names(MESSAGES_NAMES):
-            chat = await call.run_long(_counted_chat, body)
+            takes_body = model.capability.takes_body(TOKENIZE)
+            chat = await call.run_long(_counted_chat, body, takes_body)
             call.reply({"input_tokens": await self._count(call, model, chat)})
 
     def stored(self, call: OpenAiCall, response_id: str) -> bytes:
@@ -169,13 +170,13 @@ class DialectRoutes:
             )
         return found
 
-    async def _count(self, call: OpenAiCall, model: NamedModel, chat: Mapping[str, Any]) -> int:
-        if model.capability.takes_body(TOKENIZE):
-            return await self._calls.count(model.servable, encoded(chat), call.request_id, call.exchange)
+    async def _count(self, call: OpenAiCall, model: NamedModel, chat: _Chat) -> int:
+        if chat.body:
+            return await self._calls.count(model.servable, chat.body, call.request_id, call.exchange)
         tokenizer = await self._texts.tokenizer(model.servable)
         if tokenizer is None:
             raise no_tokenizer(model)
-        prompt = await self._texts.chat_prompt(model.servable, chat)
+        prompt = await self._texts.chat_prompt(model.servable, chat.fields)
         return await self._texts.run(lambda: tokenizer.count(prompt, False))
 
 
@@ -224,7 +225,7 @@ def _message_chat(
     return MessageHead(request_id, name, asked.stops, asked.hides_thinking), _chat_of(asked.chat, takes_body)
 
 
-def _counted_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+def _counted_chat(body: Mapping[str, Any], takes_body: bool) -> _Chat:
     chat = count_request(body)
     chat_fields(chat)
     for number, message in enumerate(chat["messages"]):
@@ -234,4 +235,5 @@ def _counted_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if chat.get("tool_choice") == "none":
         chat.pop("tools", None)
     counted = ("model", "messages", "tools", "chat_template_kwargs", "reasoning_effort")
-    return {name: chat[name] for name in counted if name in chat}
+    fields = {name: chat[name] for name in counted if name in chat}
+    return _Chat(fields, encoded(fields) if takes_body else b"")

@@ -114,9 +114,7 @@ class WholeMessage:
 
     def add(self, deltas: Iterable[Delta]) -> None:
         """Adds deltas."""
-        for delta in deltas:
-            self.usage.add(delta)
-            self._blocks.read(delta)
+        self._blocks.add(deltas)
 
     def body(self) -> bytes:
         """The answer as JSON."""

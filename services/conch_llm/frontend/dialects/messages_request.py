@@ -268,7 +268,7 @@ def _read_tools(given: Mapping[str, Any], chat: dict[str, Any]) -> None:
     if kind == "tool":
         chosen = text_of("tool_choice.name", choice.get("name"))
         chat["tool_choice"] = {"type": "function", "function": {"name": chosen}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         chat["tool_choice"] = _CHOICES[kind]
     else:
         raise wrong("tool_choice.type", "'auto', 'any', 'tool' or 'none'", kind)

@@ -72,7 +72,7 @@ class _Form:
             "incomplete_details": {"reason": reason} if reason else None,
             "model": head.model,
             "output": [] if open_yet else [self.item(block) for block in blocks.blocks],
-            "store": head.stored,
+            "store": head.stored and status != "failed",
             "usage": None if open_yet else _usage(blocks),
             **head.echoed,
         }
@@ -138,9 +138,7 @@ class WholeResponse:
 
     def add(self, deltas: Iterable[Delta]) -> None:
         """Adds deltas."""
-        for delta in deltas:
-            self.usage.add(delta)
-            self._blocks.read(delta)
+        self._blocks.add(deltas)
 
     def body(self) -> bytes:
         """The answer as JSON."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,9 +188,10 @@ def test_thinking_that_is_not_wanted_is_left_out_and_broken_arguments_are_shown(
 
 
 def test_a_call_that_grows_behind_another_is_an_error_of_the_model() -> None:
-    answer = StreamedResponse(RESPONSE, lambda found: None)
+    answer = StreamedResponse(replace(RESPONSE, stored=True), lambda found: None)
     late = {"index": 0, "function": {"arguments": "{}"}}
     with pytest.raises(InternalError, match="tool call that has ended"):
         answer.events([Delta(tool_calls=[begun_call(0), begun_call(1), late])])
     (failed,) = answer.failure(InternalError("the model fails")).decode().split("\n\n")[-2:-1]
-    assert json.loads(failed.partition("data: ")[2])["response"]["error"]["message"] == "the model fails"
+    response = json.loads(failed.partition("data: ")[2])["response"]
+    assert (response["error"]["message"], response["store"]) == ("the model fails", False)
