@@ -104,6 +104,11 @@ class TritonPythonModel:
         """The prompt of a conversation."""
         return self._template.render(request)
 
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of the calls that the chat template writes; empty if it is not known."""
+        return self._template.tool_parser
+
     def finalize(self) -> None:
         """Cancels requests that still run, and ends the engine."""
         self._engine.close()

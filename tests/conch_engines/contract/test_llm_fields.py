@@ -26,6 +26,7 @@ ENGINES = ("llama_cpp", "openvino_genai")
 WITHOUT_EFFECT = {"model", "user"}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<tool_call>{% endif %}"
     "{{ reasoning_effort }}{{ extra }}{% for d in documents or () %}{{ d.text }}{% endfor %}<|im_start|>"
 )
 CALL = '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
@@ -169,7 +170,7 @@ def documented() -> dict[str, dict[str, bool]]:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fields")
-    parsers = {"CONCH_TOOL_PARSER": "hermes", "CONCH_REASONING_PARSER": "think"}
+    parsers = {"CONCH_REASONING_PARSER": "think"}  # that of calls follows from the template
     for directory in (
         llama_model(root, "llama_cpp", **parsers),
         random_model(root, "openvino_genai", **parsers),
