@@ -200,9 +200,13 @@ class Engine:
         ids: list[int] = (await self._call("/tokenize", body))["tokens"]
         return ids
 
-    async def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; parts of characters are U+FFFD."""
-        return [await self.decode([each]) for each in ids]
+    async def pieces(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """The tokens of a text, and the text of each by itself; parts of characters are U+FFFD."""
+        if not text:
+            return [], []
+        body = {"content": text, "add_special": add_special_tokens, "parse_special": True}
+        found = (await self._call("/tokenize", {**body, "with_pieces": True}))["tokens"]
+        return [each["id"] for each in found], [_text(each["piece"]) for each in found]
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included. Raises InvalidArgumentError: one is none."""
@@ -352,6 +356,11 @@ def _adapter(file: Path) -> Any:
     found.path = str(file)
     found.scale = 0.0
     return found
+
+
+def _text(piece: str | list[int]) -> str:
+    """The text of a piece; one that is none by itself comes as bytes."""
+    return piece if isinstance(piece, str) else bytes(piece).decode(errors="replace")
 
 
 def _error(found: dict[str, Any]) -> ConchError:

@@ -89,10 +89,14 @@ class TritonPythonModel:
         if not isinstance(text, str):
             assert request.chat is not None, "messages belong to a chat"
             text = request.chat.prompt()
-        ids = await self._engine.encode(text, request.add_special_tokens)
+        strings = None
+        if request.token_strs:
+            ids, strings = await self._engine.pieces(text, request.add_special_tokens)
+        else:
+            ids = await self._engine.encode(text, request.add_special_tokens)
         return {
             "tokens": ids,
-            "token_strs": await self._engine.token_strings(ids) if request.token_strs else None,
+            "token_strs": strings,
             "max_model_len": self._engine.context_length,
         }
 

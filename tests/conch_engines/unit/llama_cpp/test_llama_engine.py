@@ -103,6 +103,15 @@ def test_counts_and_reasons(engine: Any, loop: asyncio.Runner) -> None:
     assert (again[0].prompt_tokens, again[0].cached_tokens) == (5, 4)  # the last one is evaluated
 
 
+def test_pieces_are_the_texts_of_single_tokens(engine: Any, loop: asyncio.Runner) -> None:
+    written = "é😀 a thing<|im_end|>"
+    ids, pieces = loop.run(engine.pieces(written, False))
+    assert ids == loop.run(engine.encode(written, False))
+    assert pieces == [loop.run(engine.decode([each])) for each in ids]
+    assert pieces[0] == "\ufffd" and pieces[-1] == "<|im_end|>"
+    assert loop.run(engine.pieces("", False)) == ([], [])
+
+
 def test_what_is_left_of_the_context_is_the_most(engine: Any, loop: asyncio.Runner) -> None:
     deltas = loop.run(answer(engine, [5] * (CONTEXT - 4), 50))
     assert sum(delta.tokens for delta in deltas) == 4 and deltas[-1].finish_reason == "length"
