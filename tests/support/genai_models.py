@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from conch_engines.language.random_model import write_random_model
 from conch_engines.openvino.openvino_engine import import_openvino
@@ -16,6 +17,11 @@ _WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 _VOCABULARY = [*_WORDS, *string.ascii_lowercase, *(f"##{each}" for each in string.ascii_lowercase)]
 _WIDTH = 16
 LONGEST = 64
+
+
+def genai_library() -> Any:
+    """The engine; skips on Python 3.15, for which openvino-genai has no wheel."""
+    return pytest.importorskip("conch_engines.genai.genai_library", reason="openvino-genai has no wheel")
 
 
 def random_model(root: Path, name: str = "tiny", **parameters: str) -> Path:

@@ -7,14 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conch.backends.python.api.pb_model_config import auto_complete
 from conch.backends.python.python_settings import OWN_HANG, PARAMETERS
-from conch.core.backend import BackendModel
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec
-from conch.workers.python_based import PythonBasedBackend
 from conch_engines.genai import (
     embedding_model,
     engine_settings,
@@ -26,12 +24,10 @@ from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import EMBED, GENERATE, SCORE, TASK, find_model, find_task
 from conch_engines.genai.vector_settings import VectorSettings
 from conch_engines.model_config import parameter_texts
+from conch_engines.worker_engine import WorkerEngineBackend
 from conch_llm.contract import ADAPTERS
 from conch_llm.models.adapter import adapt
 from conch_llm.models.answer_parsers import Parsers
-
-if TYPE_CHECKING:
-    from conch.core.bls import ServerCalls
 
 _ENGINE = "openvino_genai"
 _HANG_S = "60"
@@ -39,14 +35,10 @@ _LONGEST = "max_model_len"
 _MODULES = {GENERATE: genai_model, EMBED: embedding_model, SCORE: rerank_model}
 
 
-class GenAiBackend(PythonBasedBackend):
+class GenAiBackend(WorkerEngineBackend):
     """The backend ``openvino_genai``."""
 
     default_model_file = ""
-    needs_model_file = False
-    completion_runs_code = False
-    passes_parameters = False
-    checks_names = False
     parameters = (
         *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK, "chat_template", "tokenizer"),
         *(*engine_settings.PARAMETERS, *vector_settings.PARAMETERS),
@@ -99,16 +91,6 @@ class GenAiBackend(PythonBasedBackend):
         """Says so if the engine is not installed, unless the model has an environment of its own."""
         if find_spec(_ENGINE) is None and not self.has_environment(spec):
             yield "package openvino-genai is not installed: pip install 'conch[genai]'"
-
-    def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model version."""
-        self.check(spec)
-        return super().load(spec)
-
-    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """As `load`."""
-        self.check(spec)
-        return super().load_within(spec, calls)
 
     def _with_file(self, spec: ModelSpec) -> ModelSpec:
         task = find_task(spec.version_directory, spec.name, spec.parameters)

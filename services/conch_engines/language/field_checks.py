@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
+
+_MOST = sys.float_info.max
 
 
 class Range(NamedTuple):
@@ -18,7 +21,7 @@ class Range(NamedTuple):
 
 def number(name: str, value: Any, limits: Range) -> float:
     """A finite number. Raises InvalidArgumentError: it is none, or out of its range."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
     if fits and limits.least <= value <= limits.most and not (limits.above and value == limits.least):
         return float(value)
     least = f"above {limits.least}" if limits.above else f"at least {limits.least}"

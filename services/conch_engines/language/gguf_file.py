@@ -94,6 +94,8 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
     of, count = _unpack(file, "IQ")
     if count > _MOST_BYTES:
         raise ValueError("it has an array that is too long")
+    if of == _ARRAY:
+        raise ValueError("it has an array of arrays, which is not supported")
     if of in _NUMBERS:
         file.seek(count * struct.calcsize(_NUMBERS[of]), 1)
     else:

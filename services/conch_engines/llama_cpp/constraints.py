@@ -1,7 +1,7 @@
 """Constraints of answers in the engine's form, their check before, and the check of answers.
 
 The engine has llguidance for schemas and patterns. A grammar that it can't compile makes the answer free
-text, with a success, so llguidance's own package compiles each one first, and follows each answer.
+text, with a success, so llguidance's own package compiles each one first, and follows its answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATA = ("enum", "const", "default", "examples")
 
 
 class Constraint:
-    """A constraint of an answer; compiled before it is used.
+    """A constraint of one answer, which is compiled here, and follows the answer that comes in pieces.
 
     Args:
         grammar: The constraint.
@@ -44,35 +44,22 @@ class Constraint:
     def __init__(self, grammar: Grammar) -> None:
         check_limits(grammar)
         self.text = _text(grammar)
-        self._follows = self.text.startswith("%llguidance")
-        if self._follows:
-            fault = llguidance.LLMatcher.validate_grammar(self.text, _bytes())
-            if fault:
+        self._matcher: Any = None  # the engine refuses grammars of its own, if malformed
+        if self.text.startswith("%llguidance"):
+            tokens_are_bytes = llguidance.LLTokenizer("byte")
+            self._matcher = llguidance.LLMatcher(tokens_are_bytes, self.text)
+            if fault := self._matcher.get_error():
                 said = " ".join(fault.partition(_SOURCE)[0].split())
                 raise InvalidArgumentError(f"{grammar.kind}: the engine can't hold it: {said[:_SHOWN]}")
 
-    def follower(self) -> Follower | None:
-        """Follows one answer; None for the engine's own grammars, which it refuses if malformed."""
-        return Follower(self.text) if self._follows else None
-
-
-class Follower:
-    """Follows an answer that comes in pieces."""
-
-    def __init__(self, text: str) -> None:
-        self._matcher = llguidance.LLMatcher(_bytes(), text)
-
     def take(self, text: str, ends: bool) -> None:
         """Takes a piece. Raises InternalError: the answer does not obey, or ends too early."""
+        if self._matcher is None:
+            return
         data = list(text.encode())
         fits = self._matcher.try_consume_tokens(data) == len(data)
         if not fits or (ends and not self._matcher.is_accepting()):
             raise InternalError("the engine's answer does not obey the schema or grammar of the request")
-
-
-def _bytes() -> Any:
-    """A tokenizer whose tokens are bytes."""
-    return llguidance.LLTokenizer("byte")
 
 
 def _text(grammar: Grammar) -> str:

@@ -14,13 +14,12 @@ from conch_engines.llama_cpp.llama_file import LlamaFile, all_parts, find_model
 from conch_engines.llama_cpp.llama_settings import LlamaSettings
 from conch_engines.llama_cpp.llama_tasks import GENERATE, find_task
 from conch_engines.model_config import parameter_texts
+from conch_llm.language.tool_calls import parser_of_template
 
 _BACKEND = "llama_cpp"
 _MB = 1_000_000
 _HALF = 2  # bytes of a number in the cache
 _TEMPLATE = "tokenizer.chat_template"
-_MARKERS = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3"}
-"""Tool parsers by what a template of their format has."""
 
 
 def check_gguf(
@@ -82,10 +81,8 @@ def _template(file: LlamaFile) -> str:
     template = str(file.metadata.get(_TEMPLATE) or "")
     if not template:
         return "it has no chat template: chats need one beside it"
-    parser = next((name for marker, name in _MARKERS.items() if marker in template), "")
-    calls = (
-        f"tool calls of the form {parser} (CONCH_TOOL_PARSER)" if parser else "no known form of tool calls"
-    )
+    parser = parser_of_template(template)
+    calls = f"tool calls of the form {parser}" if parser else "no known form of tool calls"
     thinks = ", reasoning of the form think (CONCH_REASONING_PARSER)" if "<think>" in template else ""
     return f"its chat template has {calls}{thinks}"
 

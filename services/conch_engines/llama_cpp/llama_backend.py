@@ -8,14 +8,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conch.backends.python.api.pb_model_config import auto_complete
 from conch.backends.python.python_settings import PARAMETERS
-from conch.core.backend import BackendModel
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec
-from conch.workers.python_based import PythonBasedBackend
 from conch_engines.llama_cpp import (
     llama_embedding_model,
     llama_model,
@@ -27,26 +25,20 @@ from conch_engines.llama_cpp.llama_file import LlamaFile, find_model
 from conch_engines.llama_cpp.llama_settings import LONGEST, LORA_FILES, LlamaSettings
 from conch_engines.llama_cpp.llama_tasks import EMBED, GENERATE, SCORE, check_task, find_task
 from conch_engines.model_config import parameter_texts
+from conch_engines.worker_engine import WorkerEngineBackend
 from conch_llm.contract import ADAPTERS
 from conch_llm.models.adapter import adapt
 from conch_llm.models.answer_parsers import Parsers
-
-if TYPE_CHECKING:
-    from conch.core.bls import ServerCalls
 
 _ENGINE = "xllamacpp"
 _PLACEMENT = "CONCH_PLACEMENT"
 _MODULES = {GENERATE: llama_model, EMBED: llama_embedding_model, SCORE: llama_rerank_model}
 
 
-class LlamaCppBackend(PythonBasedBackend):
+class LlamaCppBackend(WorkerEngineBackend):
     """The backend ``llama_cpp``."""
 
     default_model_file = ""
-    needs_model_file = False
-    completion_runs_code = False
-    passes_parameters = False
-    checks_names = False
     parameters = (
         *(*PARAMETERS, "EXECUTION_ENV_PATH", "chat_template", "tokenizer"),
         *(*llama_settings.PARAMETERS, *llama_tasks.PARAMETERS),
@@ -105,16 +97,6 @@ class LlamaCppBackend(PythonBasedBackend):
         """Says so if the engine is not installed, unless the model has an environment of its own."""
         if find_spec(_ENGINE) is None and not self.has_environment(spec):
             yield "package xllamacpp is not installed: pip install 'conch[llama]'"
-
-    def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model version."""
-        self.check(spec)
-        return super().load(spec)
-
-    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """As `load`."""
-        self.check(spec)
-        return super().load_within(spec, calls)
 
     def _with_file(self, spec: ModelSpec) -> ModelSpec:
         module: ModuleType = llama_model

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
-from conch_engines.llama_cpp.constraints import Constraint, Follower
+from conch_engines.llama_cpp.constraints import Constraint
 from conch_engines.llama_cpp.engine_log import reported
 from conch_engines.llama_cpp.engine_socket import EngineSocket
 from conch_engines.llama_cpp.llama_library import xllamacpp
@@ -70,14 +70,14 @@ def server_parameters(path: Path, settings: LlamaSettings, context_length: int, 
 class _Answer:
     """One running request; deltas wait in `ready` until its task takes them."""
 
-    def __init__(self, sampling: Sampling, follower: Follower | None, form: LogprobsForm) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None, form: LogprobsForm) -> None:
         self.ready: list[Delta] = []
         self.failure: ConchError | None = None
         self.over = False
         self.cancelled = False
         self._with_logprobs = sampling.logprobs is not None
         self._form = form
-        self._follower = follower
+        self._constraint = constraint
         self._tokens = 0
         self._begun = False
         self._wakes: asyncio.Future[None] | None = None
@@ -112,8 +112,8 @@ class _Answer:
         tokens = timings["predicted_n"] - self._tokens
         self._tokens += tokens
         ends = choice["finish_reason"] is not None
-        if self._follower is not None:
-            self._follower.take(choice["text"], ends and choice["finish_reason"] == "stop")
+        if self._constraint is not None:
+            self._constraint.take(choice["text"], ends and choice["finish_reason"] == "stop")
         self.ready.append(
             Delta(
                 choice["text"],
@@ -200,9 +200,13 @@ class Engine:
         ids: list[int] = (await self._call("/tokenize", body))["tokens"]
         return ids
 
-    async def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; parts of characters are U+FFFD."""
-        return [await self.decode([each]) for each in ids]
+    async def pieces(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """The tokens of a text, and the text of each by itself; parts of characters are U+FFFD."""
+        if not text:
+            return [], []
+        body = {"content": text, "add_special": add_special_tokens, "parse_special": True}
+        found = (await self._call("/tokenize", {**body, "with_pieces": True}))["tokens"]
+        return [each["id"] for each in found], [_text(each["piece"]) for each in found]
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included. Raises InvalidArgumentError: one is none."""
@@ -231,7 +235,7 @@ class Engine:
         room = self._room(len(prompt))
         loop = asyncio.get_running_loop()
         constraint = None
-        if sampling.grammar is not None:
+        if sampling.grammar is not None:  # a schema takes tens of milliseconds
             constraint = await loop.run_in_executor(None, Constraint, sampling.grammar)
         body = {
             "prompt": list(prompt),
@@ -244,7 +248,7 @@ class Engine:
             **sampling.values,
             **({} if constraint is None else {"grammar": constraint.text}),
         }
-        answer = _Answer(sampling, constraint.follower() if constraint else None, form)
+        answer = _Answer(sampling, constraint, form)
         await self._slot()
         call = loop.run_in_executor(self._pool, partial(self._run, json.dumps(body), answer, loop))
         call.add_done_callback(partial(self._ended, answer))
@@ -352,6 +356,11 @@ def _adapter(file: Path) -> Any:
     found.path = str(file)
     found.scale = 0.0
     return found
+
+
+def _text(piece: str | list[int]) -> str:
+    """The text of a piece; one that is none by itself comes as bytes."""
+    return piece if isinstance(piece, str) else bytes(piece).decode(errors="replace")
 
 
 def _error(found: dict[str, Any]) -> ConchError:

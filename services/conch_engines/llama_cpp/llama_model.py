@@ -89,10 +89,14 @@ class TritonPythonModel:
         if not isinstance(text, str):
             assert request.chat is not None, "messages belong to a chat"
             text = request.chat.prompt()
-        ids = await self._engine.encode(text, request.add_special_tokens)
+        strings = None
+        if request.token_strs:
+            ids, strings = await self._engine.pieces(text, request.add_special_tokens)
+        else:
+            ids = await self._engine.encode(text, request.add_special_tokens)
         return {
             "tokens": ids,
-            "token_strs": await self._engine.token_strings(ids) if request.token_strs else None,
+            "token_strs": strings,
             "max_model_len": self._engine.context_length,
         }
 
@@ -103,6 +107,11 @@ class TritonPythonModel:
     def render_prompt(self, request: ChatRequest) -> str:
         """The prompt of a conversation."""
         return self._template.render(request)
+
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of the calls that the chat template writes; empty if it is not known."""
+        return self._template.tool_parser
 
     def finalize(self) -> None:
         """Cancels requests that still run, and ends the engine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ REFUSED = (
 """Parameters that change an answer in vLLM or llama.cpp, and that the backend does not take."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MOST_LOGPROBS = 20
+_TOKEN = re.compile(r"[0-9]{1,9}")
 _MOST_SEED = 0xFFFFFFFF
 """The engine takes it as none."""
 
@@ -115,7 +117,7 @@ def _biases(found: Any, vocabulary: int) -> list[list[float]]:
         raise InvalidArgumentError("logit_bias: must be an object of tokens and numbers")
     biases: list[list[float]] = []
     for key, value in found.items():
-        token = int(key) if str(key).isdecimal() else -1
+        token = int(key) if _TOKEN.fullmatch(str(key)) else -1
         if not 0 <= token < vocabulary:
             raise InvalidArgumentError(f"logit_bias: {key!r} is no token of the model")
         biases.append([token, number(f"logit_bias[{key}]", value, Range(-100, 100))])

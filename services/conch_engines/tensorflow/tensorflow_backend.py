@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conch.backends.python.python_settings import PARAMETERS
 from conch.backends.signature import complete, validate
-from conch.core.backend import BackendModel
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.file_formats import describe
 from conch.core.spec import ModelSpec
-from conch.workers.python_based import PythonBasedBackend
 from conch_engines.model_config import boolean, integer, parameter_texts
 from conch_engines.tensorflow.saved_model_file import DATATYPES, read_signature
-
-if TYPE_CHECKING:
-    from conch.core.bls import ServerCalls
+from conch_engines.worker_engine import WorkerEngineBackend
 
 _GRAPH = "tensorflow_graphdef"
 _SAVED = "tensorflow_savedmodel"
@@ -31,15 +27,12 @@ _THREADS = ("TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS")
 _ACCELERATORS = ("auto_mixed_precision", "gpu_io")
 
 
-class TensorFlowBackend(PythonBasedBackend):
+class TensorFlowBackend(WorkerEngineBackend):
     """The backend ``tensorflow``; each instance runs `saved_model_runtime`."""
 
     default_model_file = "model.savedmodel"
     platform = _SAVED
     needs_model_file = True
-    completion_runs_code = False
-    passes_parameters = False
-    checks_names = False
     parameters = (
         *PARAMETERS,
         *_THREADS,
@@ -79,16 +72,6 @@ class TensorFlowBackend(PythonBasedBackend):
                 raise InvalidArgumentError(f"'{path}' is no SavedModel: it {describe(path) or 'is a file'}")
             signature = read_signature(path, spec.name, *_signature_of(spec.parameters))
             validate(spec, signature, DATATYPES)
-
-    def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model version."""
-        self.check(spec)
-        return super().load(spec)
-
-    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """As `load`."""
-        self.check(spec)
-        return super().load_within(spec, calls)
 
     def _file(self, version_directory: Path, name: str) -> str:
         return str(Path(__file__).with_name("saved_model_runtime.py"))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.support import warm_grpc
 from tests.support.environments import make_venv, site_of_numpy
-from tests.support.genai_models import random_model
+from tests.support.genai_models import genai_library, random_model
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually
 from tests.support.text_models import CHAT, conversation, deltas
@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 import conch.testing
 from conch_llm.deltas import decode_deltas
 
-pytest.importorskip("conch_engines.genai.genai_library")
+genai_library()
 pytestmark = pytest.mark.process
 
 

@@ -16,7 +16,6 @@ from tests.support.servers import WAIT_S, AnyServer, eventually
 
 from conch_engines.language.random_model import write_random_model
 
-pytest.importorskip("xllamacpp")
 pytestmark = pytest.mark.process
 TOOL = {
     "type": "function",

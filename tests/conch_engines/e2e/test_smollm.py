@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import xllamacpp
+from tests.support.genai_models import genai_library
 from tests.support.text_models import CHAT, choices, conversation, deltas
 
 import conch.testing
@@ -47,7 +49,7 @@ def served(root: Path, weights: Path, config: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.process
 def test_the_capital_of_france(tmp_path: Path, weights: Path) -> None:
-    pytest.importorskip("conch_engines.genai.genai_library")
+    genai_library()
     directory = served(tmp_path, weights, 'backend: "openvino_genai"')
     with conch.testing.load(directory, placement="worker") as model:
         body = conversation(_QUESTION, temperature=0, max_tokens=30)
@@ -59,7 +61,6 @@ def test_the_capital_of_france(tmp_path: Path, weights: Path) -> None:
 @pytest.mark.process
 def test_answers_are_those_of_llama_cpps_own_chat(tmp_path: Path, weights: Path) -> None:
     """The prompt by conch's template, the tokens and their log probabilities, greedy."""
-    xllamacpp = pytest.importorskip("xllamacpp")
     body = conversation(_QUESTION, temperature=0, max_tokens=30, logprobs=True, top_logprobs=2)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(weights)

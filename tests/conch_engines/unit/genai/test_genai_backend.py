@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.genai_models import random_model
+from tests.support.genai_models import genai_library, random_model
 from tests.support.text_models import CHAT, COMPLETIONS, asked, choices, conversation, deltas
 
 import conch.testing
@@ -17,7 +17,7 @@ from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
 from conch_engines.language.random_model import CONTEXT
 
-pytest.importorskip("conch_engines.genai.genai_library")
+genai_library()
 TOOL = {
     "type": "function",
     "function": {

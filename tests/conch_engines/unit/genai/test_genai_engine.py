@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.genai_models import genai_library
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.genai.blanks import MOST_BLANKS, Blanks
@@ -22,7 +23,7 @@ from conch_engines.language.grammars import Grammar
 from conch_engines.language.random_model import CONTEXT, write_random_model
 from conch_llm.deltas import Delta
 
-genai = pytest.importorskip("conch_engines.genai.genai_library").genai
+genai = genai_library().genai
 GREEDY: dict[str, Any] = {"do_sample": False}
 
 

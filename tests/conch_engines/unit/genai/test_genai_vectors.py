@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.genai_models import LONGEST, random_model, random_vectors
+from tests.support.genai_models import LONGEST, genai_library, random_model, random_vectors
 from tests.support.text_models import asked
 
 import conch.testing
 from conch.core.errors import InvalidArgumentError
 
-pytest.importorskip("conch_engines.genai.genai_library")
+genai_library()
 EMBEDDER, RERANKER = "BertModel", "BertForSequenceClassification"
 EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
 IN_PROCESS = {"CONCH_PLACEMENT": "in_process"}

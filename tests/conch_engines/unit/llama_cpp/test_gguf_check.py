@@ -10,7 +10,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.support.llama_models import write_kind, write_reranker
 
 from conch_check import check_command
+from conch_engines.language.gguf_file import write_gguf
 from conch_engines.language.gguf_tensors import KINDS, read_tensors
+from conch_engines.language.random_model import random_parts
 
 
 def checked(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -31,6 +33,22 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "its chat template has no known form of tool calls" in said
     # 4 slots of 2048 tokens, 2 layers, 4 heads of 16, keys and values of 2 bytes
     assert "a request may have 2048 tokens" in said and "0.1 MB of weights, and 4.2 MB of cache" in said
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ tools }}<tool_call>", "tool calls of the form hermes"),
+        ("{{ tools }}<tool_call><function=a>", "no known form of tool calls"),  # Qwen3-Coder's
+        ("<tool_call>", "no known form of tool calls"),
+    ],
+)
+def test_the_form_of_calls_is_the_one_that_they_are_read_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str, form: str
+) -> None:
+    metadata, tensors = random_parts()
+    write_gguf(tmp_path / "m.gguf", {**metadata, "tokenizer.chat_template": template}, tensors)
+    assert f"its chat template has {form}" in checked(tmp_path / "m.gguf", capsys)[1]
 
 
 def test_a_model_for_scores_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from conch_engines.llama_cpp.llama_file import find_model
 from conch_engines.llama_cpp.llama_sampling import REFUSED, read_sampling
 from conch_engines.llama_cpp.llama_settings import DEFAULT_LONGEST, LlamaSettings
 from conch_llm.models.model_requests import CompletionRequest
+
+NESTED_ARRAYS = b"GGUF" + struct.pack("<IQQQcI", 3, 0, 1, 1, b"a", 9) + struct.pack("<IQ", 9, 1) * 3000
 
 
 def completed(directory: Path, **parameters: str) -> dict[str, str]:
@@ -89,6 +92,7 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
         ({"a.gguf": b"GGUF", "b.gguf": b"GGUF"}, "a.gguf, b.gguf"),
         ({"a.gguf": b"text"}, "is no GGUF file"),
         ({"a.gguf": b"GGUF\x03"}, "it is cut"),
+        ({"a.gguf": NESTED_ARRAYS}, "an array of arrays"),
     ],
 )
 def test_a_directory_without_a_model_is_refused(tmp_path: Path, files: dict[str, bytes], named: str) -> None:
@@ -115,11 +119,14 @@ def test_what_the_engine_cannot_do_is_refused_by_name(name: str) -> None:
     ("params", "named"),
     [
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logit_bias": {"10": 1}}, "logit_bias: '10' is no token"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias: '٣' is no token"),
         ({"logit_bias": {"1": 101}}, r"logit_bias\[1\]"),
         ({"skip_special_tokens": False}, "skip_special_tokens"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import xllamacpp
 from tests.support.llama_models import write_adapter, write_kind
 
 from conch.core.errors import InvalidArgumentError
@@ -21,7 +22,6 @@ from conch_engines.llama_cpp.llama_settings import LlamaSettings
 from conch_engines.llama_cpp.token_logprobs import chat_logprobs
 from conch_llm.deltas import Delta
 
-xllamacpp = pytest.importorskip("xllamacpp")
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SLOTS = 2
 CONTEXT = 1024
@@ -103,6 +103,15 @@ def test_counts_and_reasons(engine: Any, loop: asyncio.Runner) -> None:
     assert (again[0].prompt_tokens, again[0].cached_tokens) == (5, 4)  # the last one is evaluated
 
 
+def test_pieces_are_the_texts_of_single_tokens(engine: Any, loop: asyncio.Runner) -> None:
+    written = "é😀 a thing<|im_end|>"
+    ids, pieces = loop.run(engine.pieces(written, False))
+    assert ids == loop.run(engine.encode(written, False))
+    assert pieces == [loop.run(engine.decode([each])) for each in ids]
+    assert pieces[0] == "\ufffd" and pieces[-1] == "<|im_end|>"
+    assert loop.run(engine.pieces("", False)) == ([], [])
+
+
 def test_what_is_left_of_the_context_is_the_most(engine: Any, loop: asyncio.Runner) -> None:
     deltas = loop.run(answer(engine, [5] * (CONTEXT - 4), 50))
     assert sum(delta.tokens for delta in deltas) == 4 and deltas[-1].finish_reason == "length"
@@ -117,22 +126,23 @@ def test_a_request_that_is_cancelled_in_its_prompt_frees_its_slot(
 
     write_random_model(tmp_path / "model.gguf")
     prompt = [7, 8] * 1000
-    running: list[int] = []
+    running, idle = asyncio.Event(), asyncio.Event()
+
+    def report(now: int, waiting: int) -> None:
+        (running if now else idle).set()
+        (idle if now else running).clear()
+
     settings = LlamaSettings.of({"num_threads": "1", "max_num_seqs": "1", "max_num_batched_tokens": "2"})
-    opened = Engine(
-        "tiny", tmp_path / "model.gguf", settings, 2048, report=lambda now, _: running.append(now)
-    )
+    opened = Engine("tiny", tmp_path / "model.gguf", settings, 2048, report=report)
 
     async def cancel_in_the_prompt() -> list[Delta]:
         waits = asyncio.ensure_future(answer(opened, prompt, 4))
-        while not any(running):
-            await asyncio.sleep(0.001)
+        await running.wait()
         waits.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits
         again = await answer(opened, prompt, 1)
-        while running[-1]:
-            await asyncio.sleep(0.001)
+        await idle.wait()
         return again
 
     (cached,) = (each.cached_tokens for each in loop.run(cancel_in_the_prompt()) if each.prompt_tokens)

@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import xllamacpp
 from tests.support.llama_models import write_reranker
 
 from conch.core.errors import InvalidArgumentError
 from conch_engines.language.random_model import write_random_model
 from conch_engines.llama_cpp.llama_file import LlamaFile
 from conch_engines.llama_cpp.llama_tasks import EMBED, GENERATE, SCORE, check_task, find_task, pooling_of
-
-xllamacpp = pytest.importorskip("xllamacpp")
 
 
 @contextmanager
