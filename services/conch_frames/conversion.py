@@ -557,7 +557,7 @@ def _parsed(cells: Any, rule: ColumnRule) -> Column:
     given = cells if absent is None else [each for each in cells if each is not None]
     try:
         parsed = _parsed_numbers(given, kind, _MANTISSA.get(rule.datatype, _MANTISSA["FP64"]))
-    except ValueError:
+    except (ValueError, OverflowError):
         parsed = _parsed_each(cells, kind, rule)
     if absent is None:
         return Column(parsed)
@@ -576,7 +576,7 @@ def _cell_kind(rule: ColumnRule) -> str:
 
 
 def _parsed_numbers(cells: Sequence[Any], kind: str, most: int) -> Array:
-    """Numbers of cells. Raises ValueError: a cell is none, or may be a whole number beyond `most`."""
+    """Numbers of cells. Raises ValueError or OverflowError: a cell is none, or beyond `most` or 64 bits."""
     if kind == "bool" or "".join(cells).encode().translate(None, _NUMBER_SIGNS):
         raise ValueError
     if kind == "int":
