@@ -59,6 +59,7 @@ def same(found: Array, own: Array, tolerance: float) -> None:
         np.testing.assert_allclose(found, own.astype(float), tolerance, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of trainings that end early
 @pytest.mark.parametrize("part", range(PARTS))
 def test_estimators_are_served_as_the_library_answers(harness: Harness, part: int) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.core.errors import InvalidArgumentError
 from conch_frames.arrow_tables import UnpackedSizeError, arrow_table, parquet_table
 from conch_frames.packed_sizes import PackedError, ParquetPages, parquet_chunks
 
@@ -101,34 +100,17 @@ def test_a_batch_without_rows_counts(opened: Any) -> None:
     assert arrow_table(sink.getvalue(), 2_000_000).rows == 0
 
 
-FRAME = pl.DataFrame({"age": [1, None], "town": ["Ulm", "a longer name"], "plan": ["basic", "pro"]})
-FRAME = FRAME.with_columns(pl.col("plan").cast(pl.Categorical))
-
-
-def body_of(write: Any) -> bytes:
-    sink = io.BytesIO()
-    write(sink)
-    return sink.getvalue()
-
-
-READERS = [
-    (arrow_table, body_of(FRAME.write_ipc)),
-    (arrow_table, body_of(FRAME.write_ipc_stream)),
-    (arrow_table, body_of(FRAME.to_pandas().to_feather)),
-    (parquet_table, body_of(FRAME.to_pandas().to_parquet)),
-]
+PARQUET = io.BytesIO()
+pq.write_table(pa.table({"age": [1, None], "town": ["Ulm", "a longer name"]}), PARQUET)
 DAMAGE = st.lists(
     st.tuples(st.integers(0, 700), st.sampled_from([0, 1, 127, 128, 255])), min_size=1, max_size=4
 )
 
 
-@given(st.sampled_from(READERS), DAMAGE)
-def test_a_damaged_body_is_a_table_or_refused(reader: Any, damage: list[tuple[int, int]]) -> None:
-    read, whole = reader
-    body = bytearray(whole)
+@given(DAMAGE)
+def test_a_damaged_footer_is_read_or_refused(damage: list[tuple[int, int]]) -> None:
+    body = bytearray(PARQUET.getvalue())
     for place, value in damage:
         body[-1 - place % len(body)] = value
-    try:
-        read(bytes(body), 4_000_000)
-    except InvalidArgumentError:
-        pass
+    with suppress(PackedError):
+        parquet_chunks(memoryview(body))
