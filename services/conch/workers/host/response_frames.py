@@ -26,9 +26,9 @@ and the one that adds tries the lock after it has added. One of the two finds th
 Guarantees: responses of one thread are written in their order, and so are those of one request, as its sender
 has a lock.
 
-Threads and locks: any thread, and "conch-flusher" from the first quick row on. `_writing` is held to write.
-Turns need no lock: each event loop ends those that it has begun and then writes what waits, so loops that
-overwrite each other's turn only write earlier.
+Threads and locks: any thread, and "conch-flusher" from the first quick row on. `_writing` is held to write,
+`_starting` to start that thread. Turns need no lock: each event loop ends those that it has begun and then
+writes what waits, so loops that overwrite each other's turn only write earlier.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class ResponseFrames:
         self._alone = True  # the last turn had one response
         self._put_ns = self._written_ns = 0  # of plain threads' last response, and of the last write
         self._flushes: SimpleQueue[bool] = SimpleQueue()  # wakes the thread of held responses, or ends it
+        self._starting = threading.Lock()
         self._flusher: threading.Thread | None = None
         self._closed = threading.Event()
         self._flushing = False  # it is awake, and has not looked yet at what waits
@@ -173,10 +174,11 @@ class ResponseFrames:
         return True
 
     def _start_flusher(self) -> None:
-        if self._flusher is None:
-            flusher = threading.Thread(target=self._flush_held, name="conch-flusher", daemon=True)
-            flusher.start()
-            self._flusher = flusher
+        with self._starting:
+            if self._flusher is None:
+                flusher = threading.Thread(target=self._flush_held, name="conch-flusher", daemon=True)
+                flusher.start()
+                self._flusher = flusher
 
     def _flush_held(self) -> None:
         while self._flushes.get():

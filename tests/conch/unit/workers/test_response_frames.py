@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -233,6 +234,29 @@ def test_the_responses_of_each_request_stay_in_order_whatever_threads_send(tmp_p
             thread.join(PATIENCE_S)
         expected = [number + 1 if number % 10 else number for number in range(WINDOW)]
         assert list(read.values()) == [expected] * 8
+
+
+def test_rows_that_begin_at_once_have_one_thread_that_flushes(tmp_path: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            with streams(tmp_path, 8) as made:
+                start = threading.Barrier(8)
+
+                def send(hosted: HostedRequest, start: threading.Barrier = start) -> None:
+                    start.wait(PATIENCE_S)
+                    for number in range(6):
+                        hosted.respond(word(str(number)), False)
+
+                threads = [threading.Thread(target=send, args=(hosted,)) for hosted in made.hosted]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(PATIENCE_S)
+                assert [each.name for each in threading.enumerate()].count("conch-flusher") <= 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("size", [1, 20_000])
