@@ -411,8 +411,9 @@ def _bulk(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
 
 def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.Namespace) -> int:
     from conch_tools.infer.row_files import RowFileError, RowReader, format_of, open_writer
-    from conch_tools.infer.row_run import RowRunError, run_rows
+    from conch_tools.infer.row_run import RowRunError, check_model, run_rows
 
+    check_model(model, options.output, parameters)
     source, target, start_row = options.rows, options.out or "-", options.start_row or 0
     with ExitStack() as files:
         try:

@@ -51,6 +51,13 @@ class RowRunError(Exception):
         self.interrupted = interrupted
 
 
+def check_model(model: RemoteModel, outputs: Sequence[str], parameters: Mapping[str, Any]) -> None:
+    """Checks that a model can answer rows, before a file is opened for them. Raises CallError, InputError."""
+    if model.signature.decoupled:
+        raise InputError(f"model '{model.signature.name}' is decoupled, and may not answer row by row")
+    model.request_of([], outputs=outputs, parameters=parameters)
+
+
 def run_rows(
     model: RemoteModel,
     reader: RowReader,
@@ -117,10 +124,7 @@ class _RowRun:
     """The requests of a run, and what is written of it."""
 
     def __init__(self, model: RemoteModel, sender: Sender, writer: RowWriter, start_row: int) -> None:
-        signature = model.signature
-        if signature.decoupled:
-            raise InputError(f"model '{signature.name}' is decoupled, and may not answer row by row")
-        self._columns = signature.columns
+        self._columns = model.signature.columns
         self._sender = sender
         self._writer = writer
         self._start_row = start_row

@@ -262,6 +262,17 @@ def test_what_is_refused(
     assert (found, text in errors) == (code, True), errors
 
 
+@pytest.mark.parametrize("arguments", [("absent",), ("picky", "--output", "y")])
+def test_outputs_of_an_earlier_run_stay_if_the_model_can_not_answer(
+    arguments: tuple[str, ...], server: conch.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    rows.write_text("x\n1\n")
+    out.write_text("x\n7\n")
+    code, _, _ = run(capsys, str(server.grpc_url), *arguments, "--csv", rows, "-o", out)
+    assert (code != 0, out.read_text()) == (True, "x\n7\n")
+
+
 @given(
     st.lists(
         st.tuples(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.floats()),
