@@ -239,7 +239,9 @@ def _number_array(column: Column, rule: ColumnRule) -> Array:
     values, nulls, dtype = column.values, column.nulls, NUMPY_DTYPES[rule.datatype]
     if nulls is not None and nulls.any():
         if dtype.kind != "f":
-            raise FrameError(rule.name, _first(nulls), _NULL_REASON.format(rule.datatype))
+            row = _first(nulls)
+            _number_array(Column(values[:row]), rule)  # refuses a row before it
+            raise FrameError(rule.name, row, _NULL_REASON.format(rule.datatype))
         values = np.where(nulls, values.dtype.type(0), values)
     else:
         nulls = None

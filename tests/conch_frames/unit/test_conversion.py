@@ -100,6 +100,7 @@ CONVERTED: list[tuple[Any, str, dict[str, Any], Any]] = [
     ([2.0**63], "INT64", {}, "row 0: 9.223372036854776e+18 is beyond INT64"),
     ([2**64], "UINT64", {}, "row 0: 18446744073709551616 is beyond UINT64"),
     ([1, NAN], "INT64", {}, "row 1: it is null, which INT64 can't be"),
+    ([1.5, None], "INT64", {}, "row 0: 1.5 is no whole number"),
     ([True, None], "BOOL", {}, "row 1: it is null, which BOOL can't be"),
     ([True, 1], "BOOL", {}, "row 1: must have true or false, not 1"),
     (["1"], "FP64", {}, "row 0: must have numbers of type FP64, not '1'"),
