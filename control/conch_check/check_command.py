@@ -131,7 +131,7 @@ def _repository_of(name: str, opened: ExitStack) -> str:
     root = opened.enter_context(TemporaryDirectory(prefix="conch-check-"))
     version = Path(root, file.stem, "1")
     version.mkdir(parents=True)
-    (version / f"model{file.suffix}").symlink_to(file.resolve())
+    (version / f"model{file.suffix}").symlink_to(file.absolute())
     return root
 
 

@@ -14,6 +14,7 @@ from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch_engines.model_config import boolean, child, integer, threads_per_instance
+from conch_engines.model_paths import resolves
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """Model parameter, a run option of the same name: arenas to shrink after each run, as ``cpu:0;gpu:0``."""
@@ -81,11 +82,9 @@ def finding_weights(options: Any, model: Path) -> Iterator[None]:
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(model.parent)
     )
-    resolved = os.path.realpath(model)
     files: dict[str, mmap.mmap | bytes] = {}
-    if not (os.path.exists(resolved) and os.path.samefile(resolved, model)):
-        # A link into another process's root, such as KServe's modelcar: its files can be opened, but their
-        # paths do not resolve. ONNX Runtime refuses them from 1.26 on, and takes their content since then.
+    if not resolves(model):
+        # ONNX Runtime refuses its weights from 1.26 on, and takes their content since then.
         add_files = getattr(options, "add_external_initializers_from_files_in_memory", None)
         if add_files is not None:
             files = _mapped_files(model.parent)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from conch.core.engine_text import engine_text
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.file_formats import ONNX, OPENVINO_IR, SAVED_MODEL, TFLITE, describe, identify
+from conch_engines.model_paths import resolves
 from conch_engines.openvino.openvino_settings import OpenVinoSettings
 
 log = logging.getLogger(__name__)
@@ -101,8 +102,17 @@ class Engine:
         what = f"reading model '{path}'"
         if identify(path) not in (None, *_READABLE):  # OpenVINO would try all its formats in turn
             raise InternalError(f"openvino error in {what} : the file {describe(path)}")
-        with engine_errors(what):
-            return self._core.read_model(str(path))
+        try:
+            with engine_errors(what):
+                return self._core.read_model(str(path))
+        except InternalError as error:
+            if resolves(path):
+                raise
+            raise InternalError(
+                f"{error.message}; OpenVINO reads external weights of ONNX models only from paths that "
+                f"resolve, not through a link into another container's root: save the model in OpenVINO's "
+                f"own format, model.xml, or with the weights inside"
+            ) from error
 
     def compile(self, model: Any, name: str) -> Any:
         """Compiles a model for the device."""
