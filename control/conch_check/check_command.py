@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conch.backends import backend_names, load_backend
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
 from conch.core.file_checks import load_file_checks
+from conch.core.temporary_folder import TemporaryFolder
 from conch.process.gpu_discovery import find_gpus
 from conch.settings.option import FlagError
 from conch.workers.backend_directory import backends_within
@@ -128,11 +128,11 @@ def _repository_of(name: str, opened: ExitStack) -> str:
     file = Path(name)
     if not file.is_file():
         return name
-    root = opened.enter_context(TemporaryDirectory(prefix="conch-check-"))
-    version = Path(root, file.stem, "1")
+    root = opened.enter_context(TemporaryFolder("conch-check-"))
+    version = root / file.stem / "1"
     version.mkdir(parents=True)
     (version / f"model{file.suffix}").symlink_to(file.absolute())
-    return root
+    return str(root)
 
 
 def _rules(given: argparse.Namespace) -> Rules:

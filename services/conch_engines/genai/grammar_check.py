@@ -6,14 +6,13 @@ would fail. So a random model of 240 KB takes each grammar first.
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
+from conch.core.temporary_folder import TemporaryFolder
 from conch_engines.genai.genai_library import genai, openvino
 from conch_engines.language.grammar_limits import check_limits
 from conch_engines.language.grammars import Grammar
@@ -79,7 +78,7 @@ def structure(grammar: Grammar) -> Any:
 def _open() -> Any:
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 4
-    with TemporaryDirectory(prefix="conch-genai-") as directory:
-        path = Path(directory, "model.gguf")
+    with TemporaryFolder("conch-genai-") as directory:
+        path = directory / "model.gguf"
         write_random_model(path)
         return genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", {})

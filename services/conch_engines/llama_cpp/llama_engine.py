@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
+from conch.core.temporary_folder import TemporaryFolder
 from conch_engines.llama_cpp.constraints import Constraint
 from conch_engines.llama_cpp.engine_log import reported
 from conch_engines.llama_cpp.engine_socket import EngineSocket
@@ -164,7 +164,7 @@ class Engine:
         self._adapters = list(adapters or {})
         self.context_length = context_length
         with ExitStack() as stack:
-            socket = Path(stack.enter_context(TemporaryDirectory(prefix="conch-llama-")), "engine.sock")
+            socket = stack.enter_context(TemporaryFolder("conch-llama-")) / "engine.sock"
             parameters = server_parameters(path, settings, context_length, socket)
             if adapters:
                 parameters.lora_adapters = [_adapter(file) for file in adapters.values()]

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.temporary_folder import TemporaryFolder
 from conch_engines.llama_cpp.engine_log import reported
 from conch_engines.llama_cpp.engine_socket import EngineSocket
 from conch_engines.llama_cpp.llama_engine import server_parameters
@@ -48,7 +48,7 @@ class VectorEngine:
         file = find_model(directory, args["model_name"], config.get("default_model_filename", ""))
         self._longest = settings.context_length(file.context_length)
         with ExitStack() as stack:
-            socket = Path(stack.enter_context(TemporaryDirectory(prefix="conch-llama-")), "engine.sock")
+            socket = stack.enter_context(TemporaryFolder("conch-llama-")) / "engine.sock"
             made = server_parameters(file.path, settings, self._longest, socket)
             made.embedding = True
             # Without it a text beside others may take several steps, of which only the last one counts.

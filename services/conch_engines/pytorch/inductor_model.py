@@ -15,7 +15,6 @@ import json
 import platform
 import re
 import shutil
-import tempfile
 import threading
 import weakref
 import zipfile
@@ -27,6 +26,7 @@ from typing import Any
 from conch.backends.signature import made_tensors
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.spec import ModelSpec
+from conch.core.temporary_folder import TemporaryFolder
 from conch_engines.pytorch.tensor_naming import leaf_paths, leaf_positions
 from conch_engines.pytorch.torch_function import Program
 
@@ -52,17 +52,17 @@ class PackageFolder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards unpacking
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
 
     def library(self, path: Path, device: str) -> Path:
         """The library of a package, unpacked where it is not yet."""
         with self._lock:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="conch_aoti_"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                self._folder = TemporaryFolder("conch-aoti-")
+                weakref.finalize(self, self._folder.release)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            target = self._folder / digest
+            target = self._folder.path / digest
             if not target.exists():
                 partial = target.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
+from conch_tools.terminable import terminable
 
 if TYPE_CHECKING:
     from conch_tools.convert.converter import Conversion, ConvertOptions
@@ -34,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
 
     options = _options(given)
     try:
-        conversion = convert(options, progress)
+        with terminable():
+            conversion = convert(options, progress)
     except ConchError as error:
         print(f"conch convert: {printable(error.message)}", file=sys.stderr)
         wrong = isinstance(error, InvalidArgumentError | NotFoundError | AlreadyExistsError)

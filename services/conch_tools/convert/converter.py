@@ -14,6 +14,7 @@ from typing import Any
 
 from conch.core.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from conch.core.file_formats import ARCHIVE, PICKLE, identify
+from conch.core.temporary_folder import TemporaryFolder
 from conch_engines.trees.trusted_types import HARMLESS_TYPES
 from conch_testing.conversion import ModelError
 from conch_testing.loaded_model import load
@@ -84,8 +85,7 @@ def convert(options: ConvertOptions, report: Report) -> Conversion:
     """
     _check(options)
     reader = SandboxedReader(options.source, options.timeout_s)
-    with tempfile.TemporaryDirectory(prefix="conch-convert-") as name:
-        folder = Path(name)
+    with TemporaryFolder("conch-convert-") as folder:
         environments = StepEnvironments(
             folder / "environments", options.environments, not options.build, report
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
 from conch_tools.flag_values import seconds_of
+from conch_tools.terminable import terminable
 
 if TYPE_CHECKING:
     from conch_tools.optimize.options import OptimizeOptions
@@ -34,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        result = optimize(given.source, given.output, _options(given), progress)
+        with terminable():
+            result = optimize(given.source, given.output, _options(given), progress)
     except ConchError as error:
         print(f"conch optimize: {error.message}", file=sys.stderr)
         wrong = isinstance(error, InvalidArgumentError | NotFoundError | AlreadyExistsError)

@@ -6,7 +6,6 @@ the file's measurements again and goes on.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from conch import __version__
 from conch.core.errors import InvalidArgumentError
+from conch.core.temporary_folder import TemporaryFolder
 from conch_tools.machine import machine_facts
 from conch_tools.perf.measure.results import QUANTILES, Load, Point
 from conch_tools.perf.measure.verdicts import judge
@@ -97,11 +97,11 @@ def run_tune(settings: TuneSettings, done: Callable[[Measurement], object] = lam
     if "gpu_memory" in wanted and not machine["gpu"]:
         raise InvalidArgumentError("gpu_memory needs an NVIDIA GPU; there is none here")
     settings.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="conch-tune-") as folder:
+    with TemporaryFolder("conch-tune-") as folder:
         server = TrialServer(
             settings.repository,
             settings.model,
-            Path(folder),
+            folder,
             settings.others,
             settings.serve_flags,
             with_metrics=bool(machine["gpu"]),

@@ -27,7 +27,7 @@ from conch_control.repository.uploads import (
     UploadedModel,
     normalized_files,
     normalized_path,
-    remove_abandoned,
+    remove_abandoned_uploads,
 )
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ def test_a_process_that_was_forked_removes_nothing() -> None:
 
 @pytest.mark.process
 def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
+    mine = UploadDirectory(())
     program = (
         "import os, signal\nfrom conch_control.repository.uploads import UploadDirectory\n"
         "kept = UploadDirectory(())\n"
@@ -276,13 +277,12 @@ def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folders)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == -9
-    (left,) = folders.iterdir()
-    mine = UploadDirectory(())
+    (left,) = set(folders.iterdir()) - {mine.directory}
     for name, target in (("conch-model-link", left), ("conch-model-nothing", folders / "nothing")):
         (folders / name).symlink_to(target)
     (folders / "conch-model-file").touch()
     (folders / "others").mkdir()
-    remove_abandoned()
+    remove_abandoned_uploads()
     assert not left.exists()
     kept = {mine.directory.name, "conch-model-link", "conch-model-nothing", "conch-model-file", "others"}
     assert set(os.listdir(folders)) == kept
@@ -301,7 +301,7 @@ def test_a_directory_that_is_found_before_it_is_locked(
     def mkdtemp(prefix: str) -> str:
         made.append(make(prefix=prefix))
         if len(made) == 1:
-            remove_abandoned()
+            remove_abandoned_uploads()
         return made[-1]
 
     def flock(descriptor: int, how: int) -> None:

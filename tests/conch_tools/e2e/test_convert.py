@@ -17,6 +17,7 @@ import joblib
 import numpy as np
 import pytest
 import sklearn
+from tests.support.servers import CONCH, eventually
 from tests.support.sklearn_estimators import trained
 
 import conch
@@ -171,6 +172,21 @@ def test_pickles_that_do_something_else(
     assert text in said
     assert "\x1b" not in said
     assert [each.name for each in tmp_path.iterdir()] == ["m.pkl"]
+
+
+def test_a_termination_leaves_nothing(tmp_path: Path) -> None:
+    folders, source = tmp_path / "temporary", tmp_path / "m.pkl"
+    folders.mkdir()
+    source.write_bytes(pickle.dumps(Doing(os.system, "sleep 600")))
+    command = [CONCH, "convert", source, "--out", tmp_path / "models" / "m"]
+    with subprocess.Popen(
+        command, env=os.environ | {"TMPDIR": str(folders)}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        eventually(lambda: os.listdir(folders), "its folder is there")
+        process.terminate()
+        said = process.communicate()[1]
+    assert (process.returncode, os.listdir(folders)) == (130, [])
+    assert "conch convert: interrupted" in said
 
 
 @pytest.mark.filterwarnings("ignore")

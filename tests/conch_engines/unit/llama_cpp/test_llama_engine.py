@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_each_of_many_streams_has_the_text_that_it_has_alone(engine: Any, loop: 
     alone = [text(loop.run(answer(engine, prompt))) for prompt in prompts]
     assert loop.run(concurrent()) == alone
     assert len(set(alone)) > SLOTS
+
+
+def test_what_a_killed_engine_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    write_random_model(tmp_path / "model.gguf")
+    (tmp_path / "conch-llama-left").mkdir()
+    opened = open_engine(tmp_path / "model.gguf")
+    assert len(list(tmp_path.glob("conch-llama-*"))) == 1
+    opened.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
 
 
 def test_counts_and_reasons(engine: Any, loop: asyncio.Runner) -> None:
