@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,8 +19,19 @@ _MOST_DIMENSIONS = 8
 _MOST_BYTES = 1 << 26  # of one string or array: vocabularies have a few MB
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """An array of texts, such as the vocabulary.
+
+    Attributes:
+        longest: Bytes of the longest one.
+    """
+
+    longest: int
+
+
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The values of a file by key; arrays, such as the vocabulary, are skipped.
+    """The values of a file by key; arrays of numbers are None, those of texts `Texts`.
 
     Raises:
         ValueError: The file is no GGUF file, or is cut.
@@ -85,10 +97,7 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
     if kind in _NUMBERS:
         return _unpack(file, _NUMBERS[kind])[0]
     if kind == _STRING:
-        (length,) = _unpack(file, "Q")
-        if length > _MOST_BYTES:
-            raise ValueError("it has a string of more than 64 MiB")
-        return file.read(length).decode(errors="replace")
+        return file.read(_text_length(file)).decode(errors="replace")
     if kind != _ARRAY:
         raise ValueError(f"it has a value of the unknown type {kind}")
     of, count = _unpack(file, "IQ")
@@ -98,10 +107,23 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
         raise ValueError("it has an array of arrays, which is not supported")
     if of in _NUMBERS:
         file.seek(count * struct.calcsize(_NUMBERS[of]), 1)
-    else:
-        for _ in range(count):
-            _read_value(file, of)
-    return None
+        return None
+    if of != _STRING:
+        raise ValueError(f"it has an array of the unknown type {of}")
+    return Texts(max((_skip_text(file) for _ in range(count)), default=0))
+
+
+def _skip_text(file: BinaryIO) -> int:
+    length = _text_length(file)
+    file.seek(length, 1)
+    return length
+
+
+def _text_length(file: BinaryIO) -> int:
+    length: int = _unpack(file, "Q")[0]
+    if length > _MOST_BYTES:
+        raise ValueError("it has a string of more than 64 MiB")
+    return length
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:

@@ -34,6 +34,12 @@ class EngineSocket:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def facts(self) -> Any:
+        """The engine's facts of its model, once its loop runs: closed before that, an engine never ends."""
+        self.call("/slots")  # the loop answers
+        (found,) = self.call("/v1/models")["data"]
+        return found
+
     def call(self, route: str, body: Any = None) -> Any:
         """The answer of a route.
 

@@ -19,7 +19,6 @@ from conch_llm.language.tool_calls import parser_of_template
 _BACKEND = "llama_cpp"
 _MB = 1_000_000
 _HALF = 2  # bytes of a number in the cache
-_TEMPLATE = "tokenizer.chat_template"
 
 
 def check_gguf(
@@ -78,7 +77,7 @@ def _content(file: LlamaFile, tensors: list[Tensor]) -> str:
 
 
 def _template(file: LlamaFile) -> str:
-    template = str(file.metadata.get(_TEMPLATE) or "")
+    template = file.chat_template
     if not template:
         return "it has no chat template: chats need one beside it"
     parser = parser_of_template(template)

@@ -173,7 +173,7 @@ class Engine:
                 self._server: Any = xllamacpp.Server(parameters)
             self._directory = stack.pop_all()
         self._socket = EngineSocket(socket)
-        (facts,) = self._socket.call("/v1/models")["data"]
+        facts = self._socket.facts()
         self.vocabulary: int = facts["meta"]["n_vocab"]
         props = self._socket.call("/props")
         held = props["default_generation_settings"]["n_ctx"]

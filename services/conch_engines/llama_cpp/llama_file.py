@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch_engines.language.gguf_file import read_metadata
+from conch_engines.language.gguf_file import Texts, read_metadata
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _GENERATION = "generation_config.json"
+_KEEPING = ("gpt2", "llama")
+"""Tokenizers that drop no parts of texts, such as blanks or accents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class LlamaFile:
 
     Attributes:
         path: The file; the first of several parts.
-        metadata: Its values by key, without arrays.
+        metadata: Its values by key; arrays of numbers are None.
         sampling: The model's own sampling parameters, from ``generation_config.json``.
     """
 
@@ -44,6 +46,27 @@ class LlamaFile:
         """Tokens of the context with which the model was trained."""
         found = self.of_architecture("context_length")
         return found if isinstance(found, int) else None
+
+    @property
+    def chat_template(self) -> str:
+        """Its chat template; empty without one."""
+        found = self.metadata.get("tokenizer.chat_template")
+        return found if isinstance(found, str) else ""
+
+    def check_size(self, name: str, text: str, tokens: int) -> None:
+        """Raises InvalidArgumentError: a text has more than so many tokens, whatever they are.
+
+        So a text that is far too long takes no time of the tokenizer.
+        """
+        vocabulary = self.metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(vocabulary, Texts) or self.metadata.get("tokenizer.ggml.model") not in _KEEPING:
+            return
+        longest = max(vocabulary.longest, 1)
+        if len(text) > tokens and len(data := text.encode(errors="replace")) > tokens * longest:
+            raise InvalidArgumentError(
+                f"This model's maximum context length is {tokens} tokens. However, your {name} contains at "
+                f"least {-(-len(data) // longest)} tokens. Please shorten the {name.partition('[')[0]}."
+            )
 
 
 def find_model(directory: Path, name: str, file: str = "", others: Collection[Path] = ()) -> LlamaFile:

@@ -9,12 +9,11 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.api.pb_metrics import MetricFamily
-from conch_engines.llama_cpp.llama_file import LlamaFile, find_model
+from conch_engines.llama_cpp.llama_file import find_model
 from conch_engines.llama_cpp.llama_sampling import Sampling, read_sampling
 from conch_engines.llama_cpp.llama_settings import LlamaSettings
 from conch_engines.llama_cpp.token_logprobs import chat_logprobs, completion_logprobs
@@ -54,15 +53,15 @@ class TritonPythonModel:
             "with %s); %d requests run at a time",
             *(name, longest, file.context_length or "an unknown number", settings.max_num_seqs),
         )
-        self._own = file.sampling
+        self._file = file
         self._metrics = _Metrics(name, args["model_version"])
         self._engine: Engine = Engine(name, file.path, settings, longest, adapters, self._metrics.set)
-        self._template = ModelTemplate(name, directory, parameters, partial(self._tokenizer_config, file))
+        self._template = ModelTemplate(name, directory, parameters, self._tokenizer_config)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answers a conversation."""
         sampling = self._sampling(request)
-        prompt = await self._engine.encode(request.prompt(), add_special_tokens=False)
+        prompt = await self._encoded(request.prompt(), add_special_tokens=False)
         form = chat_logprobs(sampling.logprobs or 0)
         async with aclosing(self._engine.generate(prompt, request.max_tokens, sampling, form)) as deltas:
             async for delta in deltas:
@@ -73,7 +72,7 @@ class TritonPythonModel:
         sampling = self._sampling(request)
         prompt = request.prompt
         if isinstance(prompt, str):
-            prompt = await self._engine.encode(prompt, add_special_tokens=True)
+            prompt = await self._encoded(prompt, add_special_tokens=True)
         else:
             self._engine.check_tokens("prompt", prompt)
         most = request.max_tokens or _DEFAULT_TOKENS
@@ -117,13 +116,18 @@ class TritonPythonModel:
         """Cancels requests that still run, and ends the engine."""
         self._engine.close()
 
-    def _sampling(self, request: TextRequest) -> Sampling:
-        return read_sampling(request, self._own, self._engine.vocabulary, self._engine.context_length)
+    async def _encoded(self, prompt: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt. Raises InvalidArgumentError: it is far too long."""
+        self._file.check_size("prompt", prompt, self._engine.context_length)
+        return await self._engine.encode(prompt, add_special_tokens)
 
-    def _tokenizer_config(self, file: LlamaFile) -> dict[str, str]:
+    def _sampling(self, request: TextRequest) -> Sampling:
+        engine = self._engine
+        return read_sampling(request, self._file.sampling, engine.vocabulary, engine.context_length)
+
+    def _tokenizer_config(self) -> dict[str, str]:
         """The chat template and its tokens in the model's own file; the template may be empty."""
-        template = str(file.metadata.get("tokenizer.chat_template") or "")
-        return {"chat_template": template, **self._engine.special_tokens()}
+        return {"chat_template": self._file.chat_template, **self._engine.special_tokens()}
 
 
 class _Metrics:

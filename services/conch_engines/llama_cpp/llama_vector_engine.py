@@ -45,23 +45,23 @@ class VectorEngine:
         parameters = parameter_texts(config)
         directory = Path(args["model_repository"], args["model_version"])
         settings = LlamaSettings.of(parameters)
-        file = find_model(directory, args["model_name"], config.get("default_model_filename", ""))
-        self._longest = settings.context_length(file.context_length)
+        self._file = find_model(directory, args["model_name"], config.get("default_model_filename", ""))
+        self._longest = settings.context_length(self._file.context_length)
         with ExitStack() as stack:
             socket = stack.enter_context(TemporaryFolder("conch-llama-")) / "engine.sock"
-            made = server_parameters(file.path, settings, self._longest, socket)
+            made = server_parameters(self._file.path, settings, self._longest, socket)
             made.embedding = True
             # Without it a text beside others may take several steps, of which only the last one counts.
             made.kv_unified = True
             made.n_batch = made.n_ubatch = self._longest  # a text is taken in one step
             made.pooling_type = (
-                _POOLINGS.LLAMA_POOLING_TYPE_RANK if scores else _TYPES[pooling_of(file, parameters)]
+                _POOLINGS.LLAMA_POOLING_TYPE_RANK if scores else _TYPES[pooling_of(self._file, parameters)]
             )
-            with reported(f"'{file.path}'"):
+            with reported(f"'{self._file.path}'"):
                 self._server: Any = xllamacpp.Server(made)
             self._directory = stack.pop_all()
         self._socket = EngineSocket(socket)
-        (facts,) = self._socket.call("/v1/models")["data"]
+        facts = self._socket.facts()
         self._vocabulary: int = facts["meta"]["n_vocab"]
 
     def embed(self, inputs: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], list[int]]:
@@ -73,8 +73,10 @@ class VectorEngine:
 
     def score(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         """Scores of documents by their relevance to a query, and the number of tokens."""
+        self._file.check_size("query", query, self._longest)
         asked = len(self._encoded(query))
         for position, document in enumerate(documents):
+            self._file.check_size(f"documents[{position}]", document, self._longest)
             self._check_length(f"documents[{position}]", asked + len(self._encoded(document)) + _BETWEEN)
         found = self._answer(self._server.handle_rerank, {"query": query, "documents": list(documents)})
         scores = {each["index"]: each["relevance_score"] for each in found["results"]}
@@ -87,6 +89,8 @@ class VectorEngine:
 
     def _tokens(self, position: int, given: str | Sequence[int]) -> list[int]:
         name = f"input[{position}]"
+        if isinstance(given, str):
+            self._file.check_size(name, given, self._longest)
         found = self._encoded(given, add_special=True) if isinstance(given, str) else list(given)
         if not found:
             raise InvalidArgumentError(f"{name}: must be non-empty")

@@ -129,9 +129,10 @@ def test_refusals_say_why(client: openai.OpenAI) -> None:
     ):
         with pytest.raises(openai.BadRequestError, match=named):
             said(client, **more)
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as raised:
-        client.completions.create(model="tiny", prompt=[5] * 3000)
-    assert raised.value.code == "context_length_exceeded"
+    for prompt in ([5] * 3000, "a" * 100_000):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as raised:
+            client.completions.create(model="tiny", prompt=prompt)
+        assert raised.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="echo"):
         client.completions.create(model="tiny", prompt="a", echo=True, logprobs=1)
     assert client.completions.create(model="tiny", prompt="a", echo=True, max_tokens=0).choices[0].text == "a"

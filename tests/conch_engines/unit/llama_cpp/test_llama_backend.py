@@ -10,9 +10,9 @@ from tests.support.llama_models import llama_model, write_adapter
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_engines.language.gguf_file import write_gguf
-from conch_engines.language.random_model import CONTEXT, write_random_model
+from conch_engines.language.random_model import CONTEXT, random_parts, write_random_model
 from conch_engines.llama_cpp.llama_backend import LlamaCppBackend
-from conch_engines.llama_cpp.llama_file import find_model
+from conch_engines.llama_cpp.llama_file import LlamaFile, find_model
 from conch_engines.llama_cpp.llama_sampling import REFUSED, read_sampling
 from conch_engines.llama_cpp.llama_settings import DEFAULT_LONGEST, LlamaSettings
 from conch_llm.models.model_requests import CompletionRequest
@@ -83,6 +83,18 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.2}')
     named = find_model(tmp_path, "m", "m-00001-of-00003.gguf")
     assert named.sampling == {"temperature": 0.2} and named.context_length == CONTEXT
+
+
+def test_a_text_of_more_bytes_than_tokens_can_have_is_refused(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "model.gguf")
+    longest = max(len(each.encode()) for each in random_parts()[0]["tokenizer.ggml.tokens"])
+    model = find_model(tmp_path, "m")
+    text = "é" * (5 * longest)
+    model.check_size("prompt", text, 10)
+    with pytest.raises(InvalidArgumentError, match="your prompt contains at least 11 tokens"):
+        model.check_size("prompt", text + "a", 10)
+    dropping = {**model.metadata, "tokenizer.ggml.model": "bert"}  # blanks are no tokens
+    LlamaFile(model.path, dropping, {}).check_size("prompt", " " * 1000, 10)
 
 
 @pytest.mark.parametrize(

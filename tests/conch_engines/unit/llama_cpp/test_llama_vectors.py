@@ -71,6 +71,7 @@ def test_vectors_are_those_of_the_engines_own_port(tmp_path: Path, pooling: str,
         (["a", ""], r"input\[1\]: must be non-empty"),
         ([[5, 266]], r"input\[0\]: 266 is no token"),
         (["a" * 65], r"context length is 64 tokens. However, your input\[0\] contains 65 tokens"),
+        (["a" * 8000], r"your input\[0\] contains at least \d+ tokens. Please shorten the input"),
     ],
 )
 def test_an_input_is_refused(tmp_path: Path, inputs: list[Any], named: str) -> None:
