@@ -410,7 +410,7 @@ def _bulk(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
 
 
 def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.Namespace) -> int:
-    from conch_tools.infer.row_files import RowFileError, RowReader, format_of, open_writer
+    from conch_tools.infer.row_files import RowFileError, RowReader, columns_of, format_of, open_writer
     from conch_tools.infer.row_run import RowRunError, check_model, run_rows
 
     check_model(model, options.output, parameters)
@@ -426,10 +426,11 @@ def _rows(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
                 lines = files.enter_context(open(source, "rb"))
                 size = Path(source).stat().st_size
             begins = _begins(source, target, out_kind, start_row)
+            names = [] if begins or target == "-" else columns_of(Path(target), out_kind)
             out = sys.stdout.buffer
             if target != "-":
                 out = files.enter_context(open(target, "wb" if begins else "ab"))
-            writer = open_writer(out, out_kind, begins)
+            writer = open_writer(out, out_kind, begins, names)
         except OSError as error:
             raise FlagsError(f"{error.filename}: {error.strerror}") from None
         except RowFileError as error:

@@ -212,30 +212,33 @@ class RowWriter(Protocol):
         """Completes the file."""
 
 
-def open_writer(file: IO[bytes], kind: str, begins: bool) -> RowWriter:
+def open_writer(file: IO[bytes], kind: str, begins: bool, names: Sequence[str] = ()) -> RowWriter:
     """A writer of a format.
 
     Args:
         file: The file, opened for bytes.
         kind: One of `FORMATS`.
         begins: True if the file has no rows yet.
+        names: The columns of its rows, which further ones must have; any if empty.
 
     Raises:
         RowFileError: Rows can't be added to a file of this format, or a package is not installed.
     """
     if kind != "parquet":
-        return _CsvWriter(file, begins) if kind == "csv" else _JsonWriter(file)
+        return _CsvWriter(file, begins, names) if kind == "csv" else _JsonWriter(file, names)
     if not begins:
         raise RowFileError("rows can't be added to a Parquet file: give another file")
     return _ParquetWriter(file)
 
 
 class _CsvWriter:
-    def __init__(self, file: IO[bytes], header: bool) -> None:
+    def __init__(self, file: IO[bytes], header: bool, names: Sequence[str]) -> None:
         self._file = file
         self._header = header
+        self._names = names
 
     def write(self, columns: Mapping[str, Array]) -> None:
+        _check_names(columns, self._names)
         self._file.write(csv_text(_texts(columns), self._header).encode())
         self._file.flush()
         self._header = False
@@ -245,10 +248,12 @@ class _CsvWriter:
 
 
 class _JsonWriter:
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         self._file = file
+        self._names = names
 
     def write(self, columns: Mapping[str, Array]) -> None:
+        _check_names(columns, self._names)
         for name, values in columns.items():
             if values.dtype.kind == "f" and np.isinf(values).any():
                 raise RowFileError(f"output '{name}' has infinity, which JSON has not: write CSV or Parquet")
@@ -299,20 +304,48 @@ def _texts(columns: Mapping[str, Array]) -> Mapping[str, Array]:
     return columns
 
 
+def _check_names(columns: Mapping[str, Array], names: Sequence[str]) -> None:
+    if names and list(columns) != list(names):
+        raise RowFileError(
+            f"the outputs are {', '.join(columns)}, and the rows of the file {', '.join(names)}: give "
+            f"another file, or --output with the names of the file"
+        )
+
+
+def columns_of(path: Path, kind: str) -> list[str]:
+    """The columns of a file that was written before, by its first record; none if it is empty.
+
+    Raises:
+        RowFileError: The record is malformed.
+        OSError: It can't be read.
+    """
+    with path.open("rb") as file:
+        piece = next(_records(iter(lambda: file.read(_BLOCK_BYTES), b""), quotes=kind == "csv"), b"")
+    end = _first_record_end(piece) if kind == "csv" else piece.find(b"\n") + 1
+    first = piece[:end].removeprefix(b"\xef\xbb\xbf")
+    try:
+        return next(csv_lines(_decoded(first)), []) if kind == "csv" else list(_record(0, first))
+    except FrameError as error:
+        raise RowFileError(f"{path}: {error.message}") from None
+
+
 def rows_of(path: Path, kind: str) -> int:
     """Number of rows in a file that was written before.
 
     Raises:
-        RowFileError: Its last row is not complete, or its format has no rows to be counted.
+        RowFileError: A row is malformed or not complete, or its format has no rows to be counted.
         OSError: It can't be read.
     """
     if kind == "parquet":
         raise RowFileError("rows can't be added to a Parquet file: give another file")
     rows, last = 0, b"\n"
-    with path.open("rb") as file:
-        for piece in _records(iter(lambda: file.read(_BLOCK_BYTES), b""), quotes=kind == "csv"):
-            rows += _count(piece, kind)
-            last = piece[-1:]
+    try:
+        with path.open("rb") as file:
+            for piece in _records(iter(lambda: file.read(_BLOCK_BYTES), b""), quotes=kind == "csv"):
+                rows += _count(piece, kind)
+                last = piece[-1:]
+    except FrameError as error:
+        raise RowFileError(f"{path}: {error.message}") from None
     if last != b"\n":
         raise RowFileError(f"{path} ends within a row: remove its last line")
     return max(rows - (kind == "csv"), 0)

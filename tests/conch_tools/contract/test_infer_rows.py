@@ -201,6 +201,12 @@ def test_a_run_goes_on_from_the_row_that_it_names(
     assert errors.splitlines()[1] == "141 rows are written; go on with --start-row 141"
     rows[150] = "-150"
     source.write_text("\n".join(["x", *rows]))
+    kept = out.read_bytes()
+    out.write_bytes(kept.replace(b"x", b"y"))  # of a model with another output
+    code, _, errors = run(capsys, url, "picky", "--csv", source, "-o", out, "--start-row", "141")
+    assert code == infer_command.REFUSED
+    assert errors.startswith("conch infer: the outputs are x, and the rows of the file y: give another file")
+    out.write_bytes(kept)
     code, _, errors = run(capsys, url, "picky", "--csv", source, "-o", out, "--start-row", "141")
     assert code == 0, errors
     lines = out.read_text().splitlines()
@@ -317,6 +323,9 @@ def test_rows_of_a_file_that_ends_within_one_are_not_counted(tmp_path: Path) -> 
     assert rows_of(path, "csv") == 2
     path.write_text('a\n"1\n2"\n3')
     with pytest.raises(Exception, match="ends within a row: remove its last line"):
+        rows_of(path, "csv")
+    path.write_bytes(b"a\n\xff\n")
+    with pytest.raises(RowFileError, match=r"o\.csv: the table: it is no UTF-8"):
         rows_of(path, "csv")
 
 
