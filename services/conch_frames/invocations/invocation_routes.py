@@ -81,10 +81,13 @@ class _Invocations:
             exchange.on_disconnect = call.abandon
             call.kind = reply_type(exchange.header("accept"))
             arrow = needs_arrow(exchange.header("content-type")) or call.kind == ARROW_TYPE
-            if len(call.body) <= _QUICK_BYTES and not arrow:
-                self._read(call, found)
+            # All versions of a route have the same inputs.
+            spec = api.door.describe(model, version) if found is None else found.spec
+            # An interface that is not known is in the model's files.
+            if len(call.body) <= _QUICK_BYTES and not arrow and self._known(spec) is not None:
+                self._read(call, spec)
             else:
-                await parsed(exchange, api.pools, self._read, call, found)
+                await parsed(exchange, api.pools, self._read, call, spec)
             if len(call.batches) <= _QUICK_REQUESTS:
                 self._submit(call, found)
             else:
@@ -98,11 +101,9 @@ class _Invocations:
             raise
         return await call.answer
 
-    def _read(self, call: _Call, model: Servable | None) -> None:
+    def _read(self, call: _Call, spec: ModelSpec) -> None:
         """Decodes a request; any thread."""
         import_format(call.kind)
-        # All versions of a route have the same inputs.
-        spec = self._api.door.describe(*call.names) if model is None else model.spec
         interface = call.interface = self._interface(spec)
         columns = interface.columns
         kind = call.exchange.header("content-type")
@@ -133,14 +134,17 @@ class _Invocations:
 
     def _interface(self, spec: ModelSpec) -> FrameInterface:
         """The interface of a version. Raises InvalidArgumentError: its config contradicts itself."""
-        key = (spec.identifier, spec.version)
-        known, interface = self._interfaces.get(key, (None, None))
-        if known is not spec or interface is None:
+        interface = self._known(spec)
+        if interface is None:
             interface = interface_of(spec)
             if len(self._interfaces) >= _MOST_KNOWN:
                 self._interfaces.clear()
-            self._interfaces[key] = (spec, interface)
+            self._interfaces[spec.identifier, spec.version] = (spec, interface)
         return interface
+
+    def _known(self, spec: ModelSpec) -> FrameInterface | None:
+        known, interface = self._interfaces.get((spec.identifier, spec.version), (None, None))
+        return interface if known is spec else None
 
 
 class _Call:

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.frame_models import boosted, lightgbm_frames, people, pipeline, xgboost_frames
 from tests.support.servers import serving
+
+import conch
+from conch.core.spec import ModelSpec
+from conch_frames.interface import FrameInterface, interface_of
+from conch_frames.invocations import invocation_routes
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
@@ -224,6 +230,24 @@ def test_rows_beyond_a_batch_are_several_and_come_back_in_order(models: httpx.Cl
     answer = post(models, "batched", *arrow(frame))
     found = [row["predict_proba"] for row in answer.json()["predictions"]]
     assert found == churn.predict_proba(frame).tolist()
+
+
+def test_the_files_of_a_model_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    def interface_of_files(spec: ModelSpec) -> FrameInterface:
+        threads.append(threading.current_thread().name)
+        return interface_of(spec)
+
+    monkeypatch.setattr(invocation_routes, "interface_of", interface_of_files)
+    server = conch.Server(grpc_port=None, http_port=0, metrics_port=None)
+    server.bind("double", conch.batch(lambda x: 2 * x), example={"x": np.ones((1, 1))})
+    with server:
+        for _ in range(2):
+            url = f"{server.http_url}/v2/models/double/invocations"
+            answer = httpx.post(url, json={"dataframe_records": [{"x": 1.5}]}, timeout=None)
+            assert answer.json() == {"predictions": [3.0]}, answer.text
+    assert [name.startswith("conch-http-parse") for name in threads] == [True]
 
 
 @pytest.mark.parametrize("row", [b"1\n", b"1.000000000\n"])
