@@ -11,10 +11,11 @@ import numpy as np
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_api.frames import is_missing
+from conch_frames.column import EXACT_WHOLES
 from conch_frames.column_rules import ModelColumns
 from conch_frames.conversion import column_array
 
-_WHOLE = {2: 2**11, 4: 2**24, 8: 2**53}
+_WHOLE = {NUMPY_DTYPES[name].itemsize: most for name, most in EXACT_WHOLES.items()}
 """Whole numbers up to which a float has each, by its bytes."""
 
 

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from math import isnan
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from conch.core.tensor import Array
 from conch_frames.frame_error import FrameError
+
+EXACT_WHOLES: Final = {"FP16": 1 << 11, "FP32": 1 << 24, "FP64": 1 << 53}
+"""Whole numbers up to which a datatype has each."""
 
 _PLAIN_NUMBER = r"^[0-9+\-.eE]+$"
 

@@ -12,17 +12,15 @@ import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
-from conch_frames.column import Column, column_of, quick_column
+from conch_frames.column import EXACT_WHOLES, Column, column_of, quick_column
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
 from conch_frames.frame_error import FrameError
 
-_MANTISSA: Final = {"FP16": 1 << 11, "FP32": 1 << 24, "FP64": 1 << 53}
-"""Whole numbers up to which each is exact."""
 _MOST_NAMES = 20
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 _NUMBER_SIGNS = b"0123456789+-.eE"
@@ -262,13 +260,13 @@ def _number_array(column: Column, rule: ColumnRule) -> Array:
 def _refusal(values: Array, dtype: np.dtype[Any], rule: ColumnRule) -> tuple[int, str] | None:
     """The first row whose number a type can't hold exactly, with the reason; None if there is none."""
     kind = values.dtype.kind
-    if values.dtype == dtype or kind == "b":
+    if values.dtype == dtype or kind == "b" or not len(values):
         return None
     if kind == "f":
         return _refused_float(values, dtype, rule)
     source = np.iinfo(values.dtype)
     if dtype.kind == "f":
-        least, most = -_MANTISSA[rule.datatype], _MANTISSA[rule.datatype]
+        least, most = -EXACT_WHOLES[rule.datatype], EXACT_WHOLES[rule.datatype]
         reason = _inexact
     else:
         least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
@@ -299,6 +297,7 @@ def _refused_float(values: Array, dtype: np.dtype[Any], rule: ColumnRule) -> tup
         (values >= 2.0 ** (limits.bits - (dtype.kind == "i")))
         | ~(values >= float(limits.min))
         | (np.floor(values) != values)
+        | (np.abs(values) >= EXACT_WHOLES["FP64"])
     )
     if not lost.any():
         return None
@@ -308,6 +307,9 @@ def _refused_float(values: Array, dtype: np.dtype[Any], rule: ColumnRule) -> tup
         return row, _NULL_REASON.format(rule.datatype)
     if np.isfinite(value) and value != np.floor(value):
         return row, f"{value!r} is no whole number, and the model takes {rule.datatype}"
+    if float(limits.min) <= value < 2.0 ** (limits.bits - (dtype.kind == "i")):
+        exact = EXACT_WHOLES["FP64"]
+        return row, f"{value!r} is a float of {exact} or more, which may be rounded: send a whole number"
     return row, _beyond(value, rule)
 
 
@@ -370,7 +372,7 @@ def _beyond(value: Any, rule: ColumnRule) -> str:
 
 def _inexact(value: Any, rule: ColumnRule) -> str:
     return (
-        f"{_shown(value)} is a whole number beyond {_MANTISSA[rule.datatype]}, up to which "
+        f"{_shown(value)} is a whole number beyond {EXACT_WHOLES[rule.datatype]}, up to which "
         f"{rule.datatype} has each: send it as a float if it may be rounded"
     )
 
@@ -544,7 +546,7 @@ def _parsed(cells: Any, rule: ColumnRule) -> Column:
     """Cells of a format without types, as values of the rule's type."""
     kind = _cell_kind(rule)
     if not isinstance(cells, Sequence):
-        quick = quick_column(rule.name, cells, kind, _MANTISSA.get(rule.datatype, _MANTISSA["FP64"]))
+        quick = quick_column(rule.name, cells, kind, EXACT_WHOLES.get(rule.datatype, EXACT_WHOLES["FP64"]))
         if quick is not None:
             return quick
         cells = cells.to_pylist()
@@ -558,7 +560,7 @@ def _parsed(cells: Any, rule: ColumnRule) -> Column:
         return Column(values, absent)
     given = cells if absent is None else [each for each in cells if each is not None]
     try:
-        parsed = _parsed_numbers(given, kind, _MANTISSA.get(rule.datatype, _MANTISSA["FP64"]))
+        parsed = _parsed_numbers(given, kind, EXACT_WHOLES.get(rule.datatype, EXACT_WHOLES["FP64"]))
     except (ValueError, OverflowError):
         parsed = _parsed_each(cells, kind, rule)
     if absent is None:

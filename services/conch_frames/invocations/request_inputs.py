@@ -13,14 +13,13 @@ import numpy as np
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import Array, Tensor
+from conch_frames.column import EXACT_WHOLES
 from conch_frames.column_rules import ColumnRule, ModelColumns, ModelInput
 from conch_frames.conversion import Table, column_array, table_tensors
 from conch_frames.frame_error import FrameError
 from conch_frames.interface import FrameInterface
 from conch_frames.invocations.request_body import FrameRequest
 
-_EXACT = 1 << 53
-"""Whole numbers up to which numpy may make floats of a list with both."""
 _MOST_REQUESTS = 1 << 14
 """Requests to a model for one from a client: as many as a model's queue takes by default."""
 
@@ -134,7 +133,7 @@ def _flattened(values: Any, of: ModelInput) -> tuple[Any, tuple[int, ...]]:
         return values, (len(values),)
     try:
         array: Array = np.asarray(values, object if of.datatype == "BYTES" else None)
-        if array.dtype.kind == "f" and np.abs(array).max(initial=0) >= _EXACT:
+        if array.dtype.kind == "f" and np.abs(array).max(initial=0) >= EXACT_WHOLES["FP64"]:
             array = np.asarray(values, object)
     except (ValueError, OverflowError):
         raise FrameError(of.name, None, "its values are no regular array") from None

@@ -15,14 +15,13 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, brain_floats, decode_bytes, float_array
+from conch_frames.column import EXACT_WHOLES
 from conch_tools.infer.images import IMAGE_SUFFIXES, ImageError, image_array
 from conch_tools.infer.signature import ModelSignature, TensorRule
 
 _NPY = b"\x93NUMPY"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_SHOWN = 60
-_WHOLE = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
-"""Whole numbers up to which a float has each."""
 
 
 class InputError(Exception):
@@ -224,7 +223,7 @@ def _converted(rule: TensorRule, array: Array) -> Array:
         made = array.astype(wanted)
     kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
     if wanted.kind == "f" and array.dtype.kind in "iu":
-        most = _WHOLE.get(rule.datatype, _WHOLE["FP64"])
+        most = EXACT_WHOLES.get(rule.datatype, EXACT_WHOLES["FP64"])
         kept = (array <= most) & (array >= (-most if array.dtype.kind == "i" else 0))
     if not np.all(kept):
         raise InputError(f"input '{rule.name}' has values that {rule.datatype} can't hold")
@@ -247,6 +246,10 @@ def _bool(rule: TensorRule, value: Any) -> bool:
 
 def _whole(rule: TensorRule, value: Any) -> int:
     if isinstance(value, int) or (type(value) is float and value.is_integer()):
+        if type(value) is float and abs(value) >= EXACT_WHOLES["FP64"]:
+            raise InputError(
+                f"input '{rule.name}': {value} may have been rounded: give it without fraction and exponent"
+            )
         number = int(value)
         limits = np.iinfo(NUMPY_DTYPES[rule.datatype])
         if not limits.min <= number <= limits.max:
@@ -256,7 +259,7 @@ def _whole(rule: TensorRule, value: Any) -> int:
 
 
 def _number(rule: TensorRule, value: Any) -> float:
-    most = _WHOLE.get(rule.datatype)
+    most = EXACT_WHOLES.get(rule.datatype)
     if type(value) is int and most is not None and abs(value) > most:
         raise InputError(f"input '{rule.name}': {rule.datatype} has whole numbers up to {most}, not {value}")
     if type(value) in (int, float, bool):

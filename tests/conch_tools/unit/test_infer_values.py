@@ -126,6 +126,16 @@ def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
         make_tensors(BATCHED, {**others, **values})
 
 
+def test_a_whole_number_is_not_rounded() -> None:
+    rule = TensorRule("L", "INT64", (-1, 1))
+    assert array_of(read(rule, "9007199254740993")).item() == 2**53 + 1
+    assert array_of(read(rule, "1e15")).item() == 10**15
+    with pytest.raises(InputError, match=r"'L': 9007199254740992\.0 may have been rounded"):
+        read(rule, "9007199254740993.0")
+    with pytest.raises(InputError, match=r"'L': 1e.18 may have been rounded"):
+        read(rule, "1e18")
+
+
 def image_file(*pixels: tuple[int, int, int]) -> bytes:
     """A PNG with these pixels beside each other."""
     image = Image.new("RGB", (len(pixels), 1))
