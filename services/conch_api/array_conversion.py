@@ -61,7 +61,7 @@ def _numbers(array: Array, wanted: np.dtype[Any], datatype: str | None) -> Array
     elif array.dtype.kind == "f" and wanted.kind == "f":
         kept = np.isfinite(array) == np.isfinite(made)  # a finite value must stay finite
     else:
-        kept = (array == made) & (np.abs(array) <= most if array.dtype.kind == "f" else True)
+        kept = (array == made) & (np.abs(array) < most if array.dtype.kind == "f" else True)
     if not np.all(kept):
         raise ValueError(f"{array[~kept].ravel()[0]} does not fit {datatype}")
     return made

@@ -45,6 +45,7 @@ WAYS = pytest.mark.parametrize("way", [directly, over_a_client])
         ("FP32", [2**24 + 1, 0.5]),
         ("FP16", [4097]),
         ("FP64", [0.5, 2**53 + 1]),
+        ("INT64", [2.0**53, 2**53 + 1]),
         ("FP64", np.array([[2**53 + 1]])),
         ("FP64", np.array([[-(2**53) - 1]])),
         ("FP64", np.array([2**53 + 1, None], object)),
