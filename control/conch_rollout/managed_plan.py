@@ -5,6 +5,7 @@ It takes the manager's progress as it is, and adds what only the server can know
 | event                                                          | what follows                        |
 |----------------------------------------------------------------|-------------------------------------|
 | candidate or stable is not ready                               | stable alone, or no route           |
+| the manager names no stable version, and one serves            | it is stable here                   |
 | failing verdicts, worker back-off, candidate no longer ready   | alarm: ABORTING until the next one  |
 | `abort`                                                        | alarm                               |
 | the manager is silent for the lease                            | stable alone, until it is heard     |
@@ -141,6 +142,11 @@ class ManagedPlan(RolloutPlan):
         """The progress that this server has with the manager's."""
         given = self.given
         self._silent = given.state in _TESTED and now >= self._heard + self._lease_ns
+        rollout = self.declaration.rollout
+        if given.stable is None and rollout is not None and not rollout.split:
+            # The manager does not know yet what serves here, and a newer version must not take its place.
+            own = self.progress.stable
+            given = replace(given, stable=self._highest_serving() if own is None else own)
         if given.candidate is not None:  # digests are the server's own
             given = replace(given, digest=self._state_of(given.candidate).files)
         if self.alarm and given.state in _TESTED:

@@ -433,6 +433,11 @@ class RolloutPlan:
     def _rollout(self) -> Rollout:
         return self.declaration.rollout or Rollout()
 
+    def _highest_serving(self) -> int | None:
+        """The highest version that serves and is not held out."""
+        serving = (each for each, sight in self._versions.items() if sight.serves)
+        return max((each for each in serving if self.progress.refusal(each) is None), default=None)
+
     def _follow_stable(self) -> None:
         """Takes over the label, or chooses a first stable version."""
         progress, label = self.progress, self.declaration.stable
@@ -444,8 +449,7 @@ class RolloutPlan:
                 return
             stable = progress.stable
             if stable is None and not rollout.split:
-                serving = (each for each, sight in self._versions.items() if sight.serves)
-                stable = max((each for each in serving if progress.refusal(each) is None), default=None)
+                stable = self._highest_serving()
             self.progress = replace(progress, stable=stable, declared_stable=None)
         elif label != progress.declared_stable and progress.state in RESTING:
             moves = progress.stable not in (None, label)

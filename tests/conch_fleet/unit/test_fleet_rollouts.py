@@ -323,6 +323,22 @@ def stepping() -> Fleet:
     return fleet
 
 
+def test_a_server_keeps_what_it_serves_until_its_manager_knows_of_it() -> None:
+    """Also if it loads before the manager has heard its first answer."""
+    fleet = Fleet()
+    for server in fleet.servers.values():
+        server.load({1: "1"}, fleet.now, broken=False)
+    fleet.files[2] = "2"
+    fleet.read()
+    for name, server in fleet.servers.items():
+        server.do(server.plan.manage("control", DECLARED, Progress(), LEASE, fleet.now))
+        server.look(fleet.files, fleet.now)
+        fleet.load(name)
+        assert server.loaded.keys() == {1}
+    fleet.settle()
+    assert (fleet.plan.progress.stable, fleet.plan.progress.candidate) == (1, 2)
+
+
 def test_the_candidate_comes_to_one_server_after_the_other() -> None:
     fleet = Fleet()
     fleet.settle()
