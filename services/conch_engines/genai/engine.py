@@ -35,6 +35,7 @@ _REASONS = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishRea
 _CUT = "\ufffd"
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")  # a byte as a token in SentencePiece's vocabularies
 _IGNORED = genai.GenerationStatus.IGNORED
+_SHORT = 4096  # characters, which take about 2 ms
 
 
 class _Answer:
@@ -136,6 +137,12 @@ class Engine:
             "bos_token": tokenizer.get_bos_token(),
             "eos_token": tokenizer.get_eos_token(),
         }
+
+    async def tokens_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As `encode`; a long text takes a thread, as the tokenizer releases the GIL."""
+        if len(text) <= _SHORT:
+            return self.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text. Raises InvalidArgumentError: the engine's tokenizer cuts it."""

@@ -47,7 +47,7 @@ class TritonPythonModel:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answers a conversation."""
         sampling = read_sampling(request, self._own)
-        prompt = self._engine.encode(request.prompt(), add_special_tokens=False)
+        prompt = await self._engine.tokens_of(request.prompt(), add_special_tokens=False)
         deltas = self._engine.generate(prompt, request.max_tokens, sampling, as_chat=True)
         async with aclosing(deltas):
             async for delta in deltas:
@@ -58,7 +58,7 @@ class TritonPythonModel:
         sampling = read_sampling(request, self._own)
         prompt = request.prompt
         if isinstance(prompt, str):
-            prompt = self._engine.encode(prompt, add_special_tokens=True)
+            prompt = await self._engine.tokens_of(prompt, add_special_tokens=True)
         else:
             self._engine.check_tokens("prompt", prompt)
         most = request.max_tokens or _DEFAULT_TOKENS
@@ -72,7 +72,7 @@ class TritonPythonModel:
     ) -> dict[str, Any]:
         """The tokens of a text or of a conversation."""
         prompt = text if isinstance(text, str) else _chat_of(request).prompt()
-        ids = self._engine.encode(prompt, request.add_special_tokens)
+        ids = await self._engine.tokens_of(prompt, request.add_special_tokens)
         return {
             "tokens": ids,
             "token_strs": self._engine.token_strings(ids) if request.token_strs else None,

@@ -118,8 +118,12 @@ def _json(given: Sequence[tuple[OutputRule, Tensor]]) -> bytes:
 
 
 def _listed(tensor: Tensor, rule: OutputRule) -> Any:
-    """An output as JSON has it. Raises InvalidArgumentError: a text is not UTF-8."""
+    """An output as JSON has it. Raises InvalidArgumentError: a text is not UTF-8, or a number is infinite."""
     array = _squeezed(tensor.numpy(), rule)
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        raise InvalidArgumentError(
+            f"output '{rule.name}' has infinity, which JSON has not: accept CSV or Arrow"
+        )
     if tensor.datatype != "BYTES":
         return np.ascontiguousarray(array if array.dtype.kind != "f" else array.astype(np.float64))
     try:

@@ -34,7 +34,7 @@ _MOST_WORDS = 128
 _MOST_BIASES = 1024
 _MOST_ALLOWED = 1 << 14
 _MOST_DETOKENIZED = 1 << 17
-_MOST_EMBEDDED = 1 << 22
+_MOST_TEXT = 1 << 22
 _MOST_OBJECT = 1 << 16
 _MOST_TOOLS_SIZE = 1 << 18
 _BETWEEN = 1024  # checked before other threads run; a short body has less
@@ -299,16 +299,16 @@ def _prompt(name: str, value: Any) -> list[str | Sequence[int]]:
     return given
 
 
-def _embedded(name: str, value: Any) -> list[str | Sequence[int]]:
-    """Inputs of embeddings."""
+def _bounded_prompt(name: str, value: Any) -> list[str | Sequence[int]]:
+    """Prompts, or inputs of embeddings: tokenizers take seconds for some megabytes."""
     found = _prompt(name, value)
     _check_length(name, value, found)
     return found
 
 
 def _check_length(name: str, value: Any, inputs: Sequence[Sequence[object]]) -> None:
-    if sum(map(len, inputs)) > _MOST_EMBEDDED:
-        raise wrong(name, f"texts of at most {_MOST_EMBEDDED} characters in all", value)
+    if sum(map(len, inputs)) > _MOST_TEXT:
+        raise wrong(name, f"texts of at most {_MOST_TEXT} characters in all", value)
 
 
 def _documents(name: str, value: Any) -> list[str]:
@@ -379,11 +379,11 @@ CHAT_FIELDS: Mapping[str, Check] = {
     "include_reasoning": _switch,
     "chat_template": _short(_MOST_OBJECT),
     "chat_template_kwargs": _bounded(_object),
-    "documents": _bounded(_list_of(_object, "objects"), _MOST_EMBEDDED),
+    "documents": _bounded(_list_of(_object, "objects"), _MOST_TEXT),
 }
 COMPLETION_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "prompt": _prompt,
+    "prompt": _bounded_prompt,
     **_SAMPLING,
     "max_tokens": _whole(0, _INT32),
     "logprobs": _whole(0, 5),
@@ -392,22 +392,22 @@ COMPLETION_FIELDS: Mapping[str, Check] = {
 }
 EMBEDDING_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "input": _embedded,
+    "input": _bounded_prompt,
     "dimensions": _whole(1, _INT32),
     "encoding_format": _one_of("float", "base64"),
     "user": _short(MOST_NAME_BYTES),
 }
-SCORE_FIELDS: Mapping[str, Check] = {**MODEL, "text_1": _short(_MOST_EMBEDDED), "text_2": _documents}
+SCORE_FIELDS: Mapping[str, Check] = {**MODEL, "text_1": _short(_MOST_TEXT), "text_2": _documents}
 RERANK_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "query": _short(_MOST_EMBEDDED),
+    "query": _short(_MOST_TEXT),
     "documents": _documents,
     "top_n": _whole(0, _INT32),
     "return_documents": _switch,
 }
 TOKENIZE_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "prompt": _short(_MOST_EMBEDDED),
+    "prompt": _short(_MOST_TEXT),
     "add_special_tokens": _switch,
     "return_token_strs": _switch,
 }

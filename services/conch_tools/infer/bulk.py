@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from conch_tools.infer.client import CallError, InferClient, InferRequest, InferResponse
 from conch_tools.infer.display import as_json
 from conch_tools.infer.inference import RemoteModel
-from conch_tools.infer.input_values import InputError
+from conch_tools.infer.input_values import InputError, read_json
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class _LineReader:
 
     def _request(self, line: str, where: dict[str, Any]) -> InferRequest:
         try:
-            entry = json.loads(line)
+            entry = read_json(line)
         except ValueError as error:
             raise InputError(f"the line is not JSON: {error}") from None
         if not isinstance(entry, dict):

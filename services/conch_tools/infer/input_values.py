@@ -22,6 +22,7 @@ from conch_tools.infer.signature import ModelSignature, TensorRule
 _NPY = b"\x93NUMPY"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_SHOWN = 60
+_WHOLES = {**EXACT_WHOLES, "BF16": 1 << 8}
 
 
 class InputError(Exception):
@@ -86,17 +87,33 @@ def read_value(
     if rule.datatype == "BYTES" and not text.startswith(("[", '"')):
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         if rule.datatype == "BYTES":
             return text
     try:
-        return json.loads(f"[{text}]" if "," in text else "")
+        return read_json(f"[{text}]" if "," in text else "")
     except ValueError:
         raise InputError(
             f"input '{rule.name}' takes {rule.datatype} as JSON, such as 1 or [1, 2], not {_shown(text)}; "
             f"a file is @FILE"
         ) from None
+
+
+def read_json(text: str | bytes) -> Any:
+    """Reads JSON. Raises ValueError: it is none, is nested too deep, or has a number beyond a double."""
+    try:
+        return json.loads(text, parse_float=_double)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _double(text: str) -> float:
+    """A number; one that is too large is no infinity, which has a name."""
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text} is beyond a double")
+    return found
 
 
 def _contents(
@@ -115,7 +132,7 @@ def _contents(
         except ImageError as error:
             raise InputError(f"{where}: {error}") from None
     try:
-        return json.loads(content)
+        return read_json(content)
     except ValueError as error:
         raise InputError(
             f"{where} is neither an array of numpy (.npy) nor an image ({', '.join(IMAGE_SUFFIXES)}) "
@@ -212,7 +229,7 @@ def _converted(rule: TensorRule, array: Array) -> Array:
             raise InputError(f"input '{rule.name}' takes texts (BYTES), not an array of {array.dtype}")
         elements = array.ravel().tolist()
         made = np.empty(len(elements), object)
-        made[:] = [each.encode() if isinstance(each, str) else each for each in elements]
+        made[:] = [_encoded(rule, each) if isinstance(each, str) else each for each in elements]
         return made.reshape(array.shape)
     if array.dtype == wanted:
         return array
@@ -223,7 +240,7 @@ def _converted(rule: TensorRule, array: Array) -> Array:
         made = array.astype(wanted)
     kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
     if wanted.kind == "f" and array.dtype.kind in "iu":
-        most = EXACT_WHOLES.get(rule.datatype, EXACT_WHOLES["FP64"])
+        most = _WHOLES[rule.datatype]
         kept = (array <= most) & (array >= (-most if array.dtype.kind == "i" else 0))
     if not np.all(kept):
         raise InputError(f"input '{rule.name}' has values that {rule.datatype} can't hold")
@@ -259,8 +276,8 @@ def _whole(rule: TensorRule, value: Any) -> int:
 
 
 def _number(rule: TensorRule, value: Any) -> float:
-    most = EXACT_WHOLES.get(rule.datatype)
-    if type(value) is int and most is not None and abs(value) > most:
+    most = _WHOLES[rule.datatype]
+    if type(value) is int and abs(value) > most:
         raise InputError(f"input '{rule.name}': {rule.datatype} has whole numbers up to {most}, not {value}")
     if type(value) in (int, float, bool):
         return float(value)
@@ -275,13 +292,22 @@ def _bytes(rule: TensorRule, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        return _encoded(rule, value)
     if isinstance(value, dict) and set(value) == {"b64"}:  # as answers have bytes that are no text
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (TypeError, ValueError):
             pass
     raise InputError(f"input '{rule.name}' takes texts (BYTES), not {_shown(value)}")
+
+
+def _encoded(rule: TensorRule, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"input '{rule.name}' has a text that is not UTF-8: give bytes as @FILE or {{\"b64\": ...}}"
+        ) from None
 
 
 _CONVERSIONS: Mapping[str, Callable[[TensorRule, Any], Any]] = {

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.tensor import Tensor
 from conch_frames.column_check import check_columns
-from conch_frames.column_rules import ModelInput
+from conch_frames.column_rules import ModelInput, make_columns
 from conch_frames.frame_error import FrameError
-from conch_frames.invocations.replies import AcceptError, import_format
+from conch_frames.interface import FrameInterface, OutputRule
+from conch_frames.invocations.replies import AcceptError, import_format, predictions
 from conch_frames.invocations.request_body import ARROW_TYPE, PARQUET_TYPE, ContentTypeError, read_request
 from conch_frames.invocations.request_inputs import array_tensor, joined_rows, split_rows
 from conch_frames.libraries import frame_table
@@ -90,3 +91,11 @@ def test_without_pyarrow_its_formats_are_refused_with_the_fix(monkeypatch: pytes
         frame_table(np.zeros(1))
     long = b"a\n" + b"1\n" * 40_000
     assert read_request(long, "text/csv", 0, bool).data.rows == 40_000
+
+
+def test_infinity_is_no_null_of_a_reply() -> None:
+    interface = FrameInterface(make_columns("m", (), None, 0), {}, (OutputRule("y", "y", in_records=False),))
+    infinite = Tensor.from_array("y", np.array([1.0, np.nan, -np.inf]))
+    with pytest.raises(InvalidArgumentError, match="output 'y' has infinity, which JSON has not: accept CSV"):
+        predictions([infinite], interface)
+    assert predictions([infinite], interface, "text/csv") == b"y\n1.0\n\n-inf\n"

@@ -143,6 +143,7 @@ def test_what_is_worked_on_is_bounded(more: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("table", "name", "value"),
     [
+        ("COMPLETION_FIELDS", "prompt", "a" * ((1 << 22) + 1)),
         ("EMBEDDING_FIELDS", "input", ["a"] * 2049),
         ("EMBEDDING_FIELDS", "input", ["a" * (1 << 21)] * 3),
         ("EMBEDDING_FIELDS", "user", "a" * 1025),

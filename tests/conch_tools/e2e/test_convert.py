@@ -178,7 +178,7 @@ def test_a_termination_leaves_nothing(tmp_path: Path) -> None:
     folders, source = tmp_path / "temporary", tmp_path / "m.pkl"
     folders.mkdir()
     source.write_bytes(pickle.dumps(Doing(os.system, "sleep 600")))
-    command = [CONCH, "convert", source, "--out", tmp_path / "models" / "m"]
+    command = [str(CONCH), "convert", str(source), "--out", str(tmp_path / "models" / "m")]
     with subprocess.Popen(
         command, env=os.environ | {"TMPDIR": str(folders)}, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -118,6 +118,7 @@ def test_arrays_of_files_are_converted_if_the_datatype_holds_them(tmp_path: Path
         ({"W": {"b64": "?"}}, "'W' is neither a list nor has it 'b64'"),
         ({"W": {"content": [1, 2], "shape": [3]}}, r"'W' has 2 elements, which do not fill \[3\]"),
         ({"T": 1}, r"'T' takes texts \(BYTES\), not '1'"),
+        ({"T": "\udcff"}, "'T' has a text that is not UTF-8: give bytes as @FILE"),
     ],
 )
 def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
@@ -134,6 +135,15 @@ def test_a_whole_number_is_not_rounded() -> None:
         read(rule, "9007199254740993.0")
     with pytest.raises(InputError, match=r"'L': 1e.18 may have been rounded"):
         read(rule, "1e18")
+    brain = TensorRule("B", "BF16", (-1, 1))
+    with pytest.raises(InputError, match="'B': BF16 has whole numbers up to 256, not 257"):
+        read(brain, "257")
+
+
+@pytest.mark.parametrize("text", ["1e400", "[1, -1e400]", "1,1e400", pytest.param("[" * 100_000, id="deep")])
+def test_what_is_no_number_of_json_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="'C' takes FP64 as JSON"):
+        read(COLUMN, text)
 
 
 def image_file(*pixels: tuple[int, int, int]) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,21 @@ def test_a_text_that_the_tokenizer_cuts_is_refused(engine: Any) -> None:
                 match=rf"^This model's maximum context length is {CONTEXT} tokens.*at least 8192 tokens",
             ):
                 engine.encode(text, special)
+
+
+def test_the_loop_goes_on_while_a_long_text_is_encoded(engine: Any) -> None:
+    async def turns(text: str) -> int:
+        encoding = asyncio.ensure_future(engine.tokens_of(text, False))
+        count = 0
+        while not encoding.done():
+            await asyncio.sleep(0)
+            count += 1
+        with suppress(InvalidArgumentError):  # it is cut
+            await encoding
+        return count
+
+    assert asyncio.run(turns("a")) == 1
+    assert asyncio.run(turns("a thing " * 50_000)) > 10
 
 
 def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
