@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from conch.cli.command_parser import CommandParser
 from conch_tools.connection import Endpoint, UrlError, add_connection_flags, endpoint_of
 from conch_tools.flag_values import FlagsError, parameter_of, shape_of
-from conch_tools.infer.progress_bar import ProgressBar
+from conch_tools.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from conch_tools.infer.client import InferRequest, InferResponse

@@ -15,8 +15,8 @@ from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
 
-# Internal directories of a Kubernetes volume; the models are links into them.
-_KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)")
+# Directories of a Kubernetes volume, whose models are links into them, and those that `conch pull` fills.
+_INTERNAL = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)|\..+\.pull", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class LocalRepository:
             )
         models: dict[str, ModelSource] = {}
         for name in names:
-            if _KUBERNETES.fullmatch(name):
+            if _INTERNAL.fullmatch(name):
                 continue
             if name.isprintable():
                 models[name] = LocalModel(self._path / name)

@@ -49,6 +49,8 @@ def offered(*words: str) -> set[str]:
                 "infer",
                 "top",
                 "perf",
+                "pull",
+                "run",
                 "convert",
                 "optimize",
                 "tune",

@@ -22,8 +22,8 @@ from tests.support.leaks import local_server
 import conch
 from conch_frames.csv_table import csv_text
 from conch_tools import infer_command
-from conch_tools.infer.progress_bar import ProgressBar
 from conch_tools.infer.row_files import RowFileError, RowReader, open_writer, rows_of
+from conch_tools.progress_bar import ProgressBar
 
 _TEXTS = ["Köln", "", 'a,\n"b', "null", "007", " x"]
 

@@ -1,0 +1,1 @@
+"""Language models from elsewhere: `conch pull` fetches one, `conch run` opens a chat with one."""

@@ -1,0 +1,1 @@
+"""Places that models come from; each is a `Source`."""
