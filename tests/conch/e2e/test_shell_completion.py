@@ -50,6 +50,7 @@ def offered(*words: str) -> set[str]:
                 "top",
                 "perf",
                 "convert",
+                "profile",
                 "optimize",
                 "tune",
                 "completion",
