@@ -69,6 +69,7 @@ IMPORTS = {
     "openvino": "openvino",
     "pandas": "pandas",
     "perf-analyzer": "",
+    "profile": "datasketches",
     "pytest": "pytest",
     "redis": "redis",
     "s3": "s3fs",

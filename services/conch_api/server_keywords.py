@@ -111,6 +111,8 @@ class ServerKeywords(TypedDict, total=False):
     tool_call_parser: Literal["hermes", "llama3", "mistral"] | None
     lora_separator: str | None
     frame_max_unpacked_size: int | str | None
+    profile_inputs: bool | str | None
+    profile_window: float | str | None
     tls_cert: Path | str | None
     tls_key: Path | str | None
     tls_client_ca: Path | str | None

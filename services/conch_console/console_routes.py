@@ -128,6 +128,7 @@ class ConsoleRoutes:
             self._route(f"{_MODEL}/config", Need.READ, GET=read(parts.configs.show)),
             self._route(f"{_MODEL}/history", Need.READ, GET=read(models.history)),
             self._route(f"{_MODEL}/rollout", Need.READ, GET=read(models.rollout)),
+            self._route(f"{_MODEL}/profiles", Need.READ, GET=read(models.profiles)),
             self._route("/api/rollouts", Need.READ, GET=read(models.rollouts)),
             self._route("/api/fronts", Need.READ, GET=read(views.fronts)),
             self._route("/api/traces", Need.READ, GET=self._traces),

@@ -15,6 +15,7 @@ from conch.core.servable import Servable
 from conch.core.spec import TensorSpec
 from conch_console.live_feed import event_object
 from conch_control.agent_api import AgentApi, ModelStatus
+from conch_profiles.profiled_model import profile_of
 
 _MOST_EVENTS = 500
 
@@ -76,6 +77,17 @@ class ModelViews:
             return self._agent.rollout(name).as_object()
         except NotFoundError:
             return {}
+
+    def profiles(self, name: str) -> dict[str, Any]:
+        """The profiles of the inputs of a model's versions; none of those that are not profiled."""
+        entry = self._registry.entries.get(self._agent.describe(name).status.name, Entry())
+        return {
+            "profiles": [
+                {"version": version, **profile.as_object()}
+                for version, model in sorted(entry.ready.items())
+                if (profile := profile_of(model)) is not None
+            ]
+        }
 
     def rollouts(self) -> dict[str, Any]:
         """The rollouts of all models that have one."""

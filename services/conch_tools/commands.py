@@ -44,3 +44,10 @@ TUNE = Command(
     True,
     after="perf",
 )
+PROFILE = Command(
+    "conch_tools.profile_command",
+    "FILE",
+    "write the profile of a training set, which requests are compared with",
+    True,
+    after="convert",
+)

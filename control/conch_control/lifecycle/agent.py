@@ -37,7 +37,7 @@ from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_index import ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
-from conch_control.lifecycle.model_loader import ModelLoader
+from conch_control.lifecycle.model_loader import ModelLoader, Wrapper
 from conch_control.lifecycle.residency import AllResident, Residency, ResidencyKind
 from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.lifecycle.rollouts import Saturation, open_rollouts
@@ -102,7 +102,7 @@ class Agent:
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
         self.calls = Calls(registry, models, passes_blocks, facts)
-        loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
+        self._loader = loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         queue = LoadQueue(max(options.load_threads, 1))
         self.rollout_control = open_rollouts(
             registry,
@@ -134,6 +134,10 @@ class Agent:
             self.rollout_control.summary,
         )
         self._last_scan = Scan({})
+
+    def wrap_versions(self, wrapper: Wrapper) -> None:
+        """Has all versions wrapped that are loaded from now on."""
+        self._loader.wrappers.append(wrapper)
 
     def start(self) -> list[LoadFailure]:
         """Loads the startup models, several at a time; returns those that failed.

@@ -20,8 +20,8 @@ from conch.core.model_control import check_load_cancelled
 from conch.core.model_version import Model
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
-from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
+from conch.core.servable_wrapper import ServableWrapper
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.warmup_samples import further_samples
 from conch.protocol.model_config_pb2 import ModelConfig
@@ -44,9 +44,16 @@ from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
 from conch_control.lifecycle.ensemble_loader import EnsembleLoader
 from conch_control.lifecycle.model_definition import Definition
 
+Wrapper = Callable[[Servable], Servable]
+"""Puts something before a loaded version, or returns it as it is; raises ConchError to fail the load."""
+
 
 class ModelLoader:
-    """Loads model versions."""
+    """Loads model versions.
+
+    Attributes:
+        wrappers: Wrap each version that is loaded, in this order, outside of its response cache.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class ModelLoader:
         self._get_backend = get_backend
         self._options = options
         self._cache = cache
+        self.wrappers: list[Wrapper] = []
         self._ensembles = EnsembleLoader(registry, cache)
         limits = options.rate_limits
         self._limiter = None if limits is None else RateLimiter(limits)
@@ -84,9 +92,18 @@ class ModelLoader:
             Exception: Any error of the backend; nothing is left behind.
         """
         if is_ensemble(definition.config):
-            return self._ensembles.load(definition, version)
+            return self._wrapped(self._ensembles.load(definition, version))
         with self._families.used():
-            return self._load(definition, version, on_warmup)
+            return self._wrapped(self._load(definition, version, on_warmup))
+
+    def _wrapped(self, model: Servable) -> Servable:
+        try:
+            for wrap in self.wrappers:
+                model = wrap(model)
+        except BaseException:
+            model.close()
+            raise
+        return model
 
     def describe(self, definition: Definition, version: int) -> ModelSpec | None:
         """The spec that a load would make; None if only a load can tell it.
@@ -133,8 +150,8 @@ class ModelLoader:
         Raises:
             Exception: Any error of the backend; nothing has changed.
         """
-        if isinstance(model, CachedModel):
-            model = model.model  # the cache wrapper stays
+        while isinstance(model, ServableWrapper):
+            model = model.model  # the wrappers stay
         if not isinstance(model, Model):
             return None
         # The completed values stay valid: their inputs have not changed.

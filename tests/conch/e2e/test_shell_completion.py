@@ -52,6 +52,7 @@ def offered(*words: str) -> set[str]:
                 "pull",
                 "run",
                 "convert",
+                "profile",
                 "optimize",
                 "tune",
                 "completion",

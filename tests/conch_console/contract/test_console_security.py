@@ -43,6 +43,7 @@ READING = [
     "/api/models/probe/config",
     "/api/models/probe/history",
     "/api/models/probe/rollout",
+    "/api/models/probe/profiles",
     "/api/rollouts",
     "/api/fronts",
     "/api/chat",

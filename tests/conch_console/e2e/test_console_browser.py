@@ -46,6 +46,7 @@ PAGES = {
     "config": "models/broken/config",
     "versions": "models/simple/versions",
     "no-rollout": "models/simple/rollout",
+    "no-profile": "models/simple/inputs",
     "model-traces": "models/simple/traces",
     "model-logs": "models/simple/logs",
     "chat": "chat",

@@ -10,6 +10,7 @@ const { parseRoute, link } = await load("router.js");
 const { rowsOf } = await load("pages/models.js");
 const { withDurations } = await load("pages/versions.js");
 const { actionsOf, addRates, stepsOf } = await load("pages/rollout.js");
+const { binLabel, driftOf, typical } = await load("pages/inputs.js");
 const { shares } = await load("pages/overview.js");
 const { linesOf } = await load("pages/logs.js");
 const { matching } = await load("pages/traces.js");
@@ -136,4 +137,12 @@ test("rates are those between two looks", () => {
   assert.deepEqual(trends.get(7), [10, 0]);
   const front = (cpu_s) => ({ name: "front 0", cpu_s });
   assert.deepEqual([shares([], [front(1)], 2), shares([front(1)], [front(2)], 2)], [[null], [0.5]]);
+});
+
+test("columns of inputs are told in words", () => {
+  assert.deepEqual([0.05, 0.1, 0.3].map((psi) => driftOf(psi)[0]), ["none", "some", "much"]);
+  assert.deepEqual([{ upto: 12345 }, { upto: null }, { is: "null" }, { value: "<b>" }].map(binLabel), ["up to 12.3k", "above", "null", "<b>"]);
+  assert.equal(typical({ kind: "number", quantiles: { 0.05: 1, 0.5: 2, 0.95: 3 } }), "2, mostly 1 to 3");
+  assert.equal(typical({ kind: "number", quantiles: {} }), "");
+  assert.equal(typical({ kind: "category", top: [{ value: "a", share: 0.5 }] }), "a 50 %");
 });

@@ -74,7 +74,7 @@ export const T = {
     ensemble: "ensemble", showAll: (n) => `Show all ${n}`,
   },
   model: {
-    tabs: { live: "Live", try: "Try", config: "Config", versions: "Versions", rollout: "Rollout", traces: "Traces", logs: "Logs" },
+    tabs: { live: "Live", try: "Try", config: "Config", versions: "Versions", rollout: "Rollout", inputs: "Inputs", traces: "Traces", logs: "Logs" },
     tabsLabel: "Parts of the model",
     unknown: "There is no such model. It may have been removed from its repository.",
     notLoaded: "This model is not loaded.",
@@ -105,6 +105,17 @@ export const T = {
     source: "Declared by", sources: { file: "rollout.toml", api: "a call", fleet: "its fleet" }, labels: "Labels", refused: "Held out",
     copies: "Copies", dropped: "dropped", compared: "Compared", mismatches: "Differing", worst: "Pairs that differ most", request: "Request", differences: "Outputs",
     noHistory: "Nothing has happened yet.", called: "by a call",
+  },
+  inputs: {
+    title: (version) => `Inputs of version ${version}`,
+    none: "The inputs of this model are not profiled. Start the server with --profile-inputs, or set the model's parameter CONCH_PROFILE to true.",
+    waiting: "No request was counted yet.",
+    requests: "Requests counted", rows: "Rows counted", covers: "Covers", training: "Training set", noTraining: "none: “conch profile” writes profile.json into the version's directory",
+    trainingRows: (n) => `${n} rows`, leftOut: "Not profiled",
+    column: "Column", nulls: "Nulls", typical: "Typical values", psi: "PSI", fresh: "New", shares: "Shares", of: "in training", inRequests: "in requests",
+    drift: { none: "no drift", some: "some drift", much: "drift" },
+    between: (low, middle, high) => `${middle}, mostly ${low} to ${high}`,
+    upto: (edge) => `up to ${edge}`, above: "above", other: "other", is: { null: "null", infinite: "infinite", other: "other" },
   },
   live: {
     window: "Window", minutes: { 60: "1 min", 300: "5 min", 900: "15 min", 3600: "1 h" },

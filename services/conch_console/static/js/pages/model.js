@@ -9,6 +9,7 @@ import { link } from "../router.js";
 import { store, Store } from "../store.js";
 import { T } from "../text.js";
 import { ConfigTab } from "./config.js";
+import { InputsTab } from "./inputs.js";
 import { LiveTab } from "./live.js";
 import { LogView } from "./logs.js";
 import { RolloutTab } from "./rollout.js";
@@ -16,7 +17,7 @@ import { TraceView } from "./traces.js";
 import { TryTab } from "./try.js";
 import { VersionsTab } from "./versions.js";
 
-const TABS = { live: LiveTab, try: TryTab, config: ConfigTab, versions: VersionsTab, rollout: RolloutTab, traces: TracesTab, logs: LogsTab };
+const TABS = { live: LiveTab, try: TryTab, config: ConfigTab, versions: VersionsTab, rollout: RolloutTab, inputs: InputsTab, traces: TracesTab, logs: LogsTab };
 
 function TracesTab({ name }) {
   return html`<${TraceView} model=${name} />`;
