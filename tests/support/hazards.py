@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, ServerProcess, tensor, write_model
+from tests.support.servers import WAIT_S, ServerProcess, eventually, tensor, write_model
 
 _HAZARDS = Path(__file__).with_name("hazards_model.py")
 _CONFIG = """
@@ -74,6 +74,20 @@ def _is_template(process: psutil.Process) -> bool:
         return any(part.endswith("/host/main.py") for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True  # one that has just ended
+
+
+def suspend(process: psutil.Process) -> None:
+    """Suspends a process, and waits until all its threads have stopped: on a busy machine they run on."""
+    process.suspend()
+    eventually(lambda: set(map(_state, _tasks(process))) == {"T"}, "it is suspended")
+
+
+def _tasks(process: psutil.Process) -> list[Path]:
+    return list(Path(f"/proc/{process.pid}/task").iterdir())
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def blocks_of(pid: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
-from tests.support.hazards import fronts_of
+from tests.support.hazards import fronts_of, suspend
 from tests.support.metrics import Samples, scrape
 from tests.support.parts import part_of, parts_request, write_parts
 from tests.support.sequence_models import write_sums
@@ -338,8 +338,7 @@ def _total(found: Samples, name: str) -> float:
 def _kill_one(server: ServerProcess, clients: _Clients, dice: random.Random) -> set[tuple[int, int]]:
     """Kills a front; the connections that end with it."""
     victim = dice.choice(eventually(lambda: _busy_fronts(server), "fronts have connections"))
-    victim.suspend()  # so that it neither accepts nor closes connections
-    eventually(lambda: victim.status() == psutil.STATUS_STOPPED, "it is stopped")
+    suspend(victim)  # so that it neither accepts nor closes connections
     # Twice: the list of all sockets may miss one while others come and go.
     held = victim.net_connections() + victim.net_connections()
     addresses = {each.laddr.ip.removeprefix("::ffff:") for each in held}

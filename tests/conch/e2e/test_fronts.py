@@ -21,7 +21,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.draining import SERVING, Load
 from tests.support.fronts import front_metrics
-from tests.support.hazards import fronts_of
+from tests.support.hazards import fronts_of, suspend
 from tests.support.http2_peer import ErrorCode, FrameType, Http2Peer, call, ping
 from tests.support.loading import load as load_model
 from tests.support.metrics import scrape
@@ -158,7 +158,7 @@ def test_connections_that_a_lost_front_has_not_taken_go_to_another(tmp_path: Pat
         closing(http.client.HTTPConnection(server.http_address, timeout=WAIT_S)) as over_http,
     ):
         for front in fronts_of(server):
-            front.suspend()
+            suspend(front)
         live = client.channel.unary_unary(_HEALTH).future(b"", timeout=WAIT_S)
         over_http.request("GET", "/v2/models/probe")
         eventually(lambda: sum(front_metrics(server, "conch_front_connections")) == 2, "both are given")
@@ -188,7 +188,7 @@ def test_a_front_that_hangs_delays_no_other(tmp_path: Path) -> None:
         assert next(parts) == (0, width)
         connections = front_metrics(server, "conch_front_connections")
         hanging = sorted(fronts_of(server), key=lambda front: front.pid)[connections.index(1)]
-        hanging.suspend()
+        suspend(hanging)
         try:
             eventually(lambda: _sent(other) >= least, "answers wait for it")
             for _ in range(30):
@@ -212,7 +212,7 @@ def test_a_core_that_hangs_is_not_alive_but_loses_nothing(tmp_path: Path) -> Non
         core = psutil.Process(server.process.pid)
         with closing(Http2Peer(server.address)) as peer:
             peer.handshake()
-            core.suspend()
+            suspend(core)
             try:
                 peer.send(
                     call(1, content.SerializeToString(), _INFER), call(3), call(5, path=_HEALTH), ping()
