@@ -24,7 +24,7 @@ Race of a thread that adds and one that writes: the one that writes looks again 
 and the one that adds tries the lock after it has added. One of the two finds the response.
 
 Guarantees: responses of one thread are written in their order, and so are those of one request, as its sender
-has a lock.
+has a lock. A process that is killed loses the responses that wait; its requests end with an error.
 
 Threads and locks: any thread, and "conch-flusher" from the first quick row on. `_writing` is held to write,
 `_starting` to start that thread. Turns need no lock: each event loop ends those that it has begun and then
