@@ -313,15 +313,21 @@ def _written_alike(text: str, datatype: str) -> str:
     if datatype == "BOOL":
         lower = text.lower()
         return {"1": "true", "0": "false"}.get(lower, lower)
-    if NUMPY_DTYPES[datatype].kind != "f":
-        try:
-            return value_text(int(text))  # a float loses digits behind 2^53
-        except ValueError:
-            pass
+    dtype = NUMPY_DTYPES[datatype]
     try:
-        return value_text(float(text))
+        if dtype.kind != "f":
+            return value_text(_whole(text))
+        with np.errstate(over="ignore"):
+            return value_text(float(str(dtype.type(float(text)))))  # the digits that a request's value has
     except ValueError:
         return text
+
+
+def _whole(text: str) -> int | float:
+    try:
+        return int(text)  # a float loses digits behind 2^53
+    except ValueError:
+        return float(text)
 
 
 def _by_rank(values: Iterable[float]) -> Mapping[str, float]:

@@ -211,19 +211,23 @@ def test_numbers_on_edges_have_no_drift_in_any_precision(datatype: str) -> None:
 
 def test_columns_of_a_training_set_are_found_as_the_model_has_them() -> None:
     large = [2**53 + 1, 2**53 + 3]
-    stated = json.dumps([{"name": "a_b", "spaces": True}, {"name": "id", "categories": large}])
+    levels = {"name": "level", "categories": [0.1, 10.0]}
+    stated = json.dumps([{"name": "a_b", "spaces": True}, {"name": "id", "categories": large}, levels])
     counter = TrainingCounter()
     dates = np.array(["2026-01-01", "NaT"] * 250, "datetime64[ns]")
-    table = Table({"a b": np.ones(500), "id": np.array(large * 250), "when": dates})
+    level = np.array([0.1, 10] * 250, np.float32)
+    table = Table({"a b": np.ones(500), "id": np.array(large * 250), "level": level, "when": dates})
     for take in (counter.scan, counter.count):
         take(table)
     trained = counter.profile()
     # A request has the text of a date in any form.
     assert trained.columns["when"].texts is None and trained.columns["when"].nulls == 250
-    model = columns(stated, a_b="FP64", id="INT64")
+    model = columns(stated, a_b="FP64", id="INT64", level="FP32")
     request = {"a_b": wire("a_b", "FP64", [1.0] * 500), "id": wire("id", "INT64", large * 250)}
+    request["level"] = wire("level", "FP32", level)
     found = counted(InputProfile(model, trained, "", DAY_S), request)
-    assert (found["a_b"]["psi"], found["id"]["psi"], found["id"]["new"]) == (0, 0, 0)
+    assert [found[name]["psi"] for name in ("a_b", "id", "level")] == [0, 0, 0]
+    assert found["id"]["new"] == found["level"]["new"] == 0
 
 
 def test_nan_of_csv_is_a_null_of_numbers_and_else_a_text() -> None:
