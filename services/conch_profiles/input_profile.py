@@ -155,7 +155,7 @@ class InputProfile:
                 shape, width = tensor.shape, 1
                 if name == self._matrix:
                     width = self._width
-                    if width > 1 and shape[-1] != width:
+                    if len(shape) > 1 and shape[-1] != width:
                         continue  # of another width than the columns that have names
                 pieces[name] = _kept(tensor, datatype, width, self._used_width, shape[0])
                 rows = max(rows, shape[0])

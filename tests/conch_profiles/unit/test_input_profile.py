@@ -152,6 +152,9 @@ def test_columns_of_a_matrix_are_counted_by_their_places() -> None:
     assert [found[name]["quantiles"]["0"] for name in "abc"] == [0, 1, 2]
     assert {each["rows"] for each in found.values()} == {500}  # spread over the request
     assert found["a"]["quantiles"]["1"] > 2900
+    one = make_columns("m", [ModelInput("x", "FP32", (-1, -1))], '["a"]', 8)
+    strange = Tensor("x", "FP32", (2, 3), data[:2].tobytes())
+    assert counted(InputProfile(one, None, "", DAY_S), {"x": strange})["a"]["rows"] == 0
 
 
 def test_columns_of_a_matrix_of_texts_stay_apart_where_a_request_is_cut() -> None:
