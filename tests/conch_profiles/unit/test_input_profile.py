@@ -370,6 +370,11 @@ def test_a_malformed_training_set_is_reported(tmp_path: Path, content: str, text
     assert finding.severity == "warning" and text in finding.message, finding.message
 
 
+def test_a_parameter_that_is_no_boolean_is_reported(tmp_path: Path) -> None:
+    (finding,) = check_profile({"parameters": {"CONCH_PROFILE": {"string_value": "yes"}}}, tmp_path, None)
+    assert finding.severity == "error" and "must be 'true' or 'false'" in finding.message
+
+
 def test_a_training_set_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(TRAINED.text())
     assert read_training(tmp_path / "profile.json") == TRAINED
