@@ -18,7 +18,7 @@ import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_frames.column_rules import ColumnRule
-from conch_profiles.sketches import NumberSketch, TextSketch, value_text
+from conch_profiles.sketches import MOST_ENCODED, NumberSketch, TextSketch, value_text
 from conch_profiles.training_profile import RANKS, TrainingColumn, TrainingNumbers, TrainingTexts, psi
 
 LEAST_ROWS = 500
@@ -136,11 +136,14 @@ class ColumnProfile(ABC, Generic[SketchT]):
 
 
 class NumberProfile(ColumnProfile[NumberSketch]):
-    """A column of numbers; `scale` divides them."""
+    """A column of numbers; `scale` divides them, and bins round as FP16 where the input is that."""
 
     kind = "number"
 
-    def __init__(self, name: str, scale: int, training: TrainingColumn | None, note: str = "") -> None:
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], scale: int, training: TrainingColumn | None, note: str = ""
+    ) -> None:
+        self._is_half = dtype == np.float16
         self._scale = scale
         self._nulls = 0 if training is None else training.nulls
         self._training: TrainingNumbers | None = None if training is None else training.numbers
@@ -149,7 +152,11 @@ class NumberProfile(ColumnProfile[NumberSketch]):
         super().__init__(name, note)
 
     def _empty(self) -> NumberSketch:
-        return NumberSketch(() if self._training is None else self._training.edges)
+        edges = () if self._training is None else self._training.edges
+        if not self._is_half:
+            return NumberSketch(edges)
+        with np.errstate(over="ignore"):
+            return NumberSketch(np.array(edges).astype(np.float16).tolist())
 
     def add(self, values: Array) -> int:
         """Adds numbers."""
@@ -198,7 +205,7 @@ class CategoryProfile(ColumnProfile[TextSketch]):
 
     def __init__(self, name: str, rule: ColumnRule, training: TrainingColumn | None, note: str = "") -> None:
         self._is_text = rule.datatype == "BYTES"
-        self._null = rule.null
+        self._null = None if rule.null is None else rule.null.encode()[:MOST_ENCODED]
         self._names = [value_text(each) for each in rule.categories or ()] if rule.codes else None
         self._nulls = 0 if training is None else training.nulls
         texts = None if training is None else training.texts
@@ -218,7 +225,7 @@ class CategoryProfile(ColumnProfile[TextSketch]):
         if self._is_text:
             found = Counter(values.tolist())
             if self._null is not None:
-                nulls = found.pop(self._null.encode(), 0) + found.pop(self._null, 0)
+                nulls = found.pop(self._null, 0) + found.pop(self._null.decode("utf-8", "ignore"), 0)
             for value, count in found.items():
                 counts[value_text(value)] += count
         else:
@@ -288,7 +295,8 @@ def column_profile(
         return CategoryProfile(rule.name, rule, training, note)
     if rule.datatype not in NUMPY_DTYPES:
         return None
-    return NumberProfile(rule.name, _PER_SECOND.get(rule.unit, 1), training, note)
+    dtype = NUMPY_DTYPES[rule.datatype]
+    return NumberProfile(rule.name, dtype, _PER_SECOND.get(rule.unit, 1), training, note)
 
 
 def _alike(texts: TrainingTexts, rule: ColumnRule) -> TrainingTexts:
@@ -297,18 +305,29 @@ def _alike(texts: TrainingTexts, rule: ColumnRule) -> TrainingTexts:
         return texts
     counts: Counter[str] = Counter()
     for text, count in texts.counts.items():
-        counts[_written_alike(text, rule.datatype == "BOOL")] += count
+        counts[_written_alike(text, rule.datatype)] += count
     return TrainingTexts(dict(counts.most_common()), texts.others)
 
 
-def _written_alike(text: str, is_boolean: bool) -> str:
-    if is_boolean:
+def _written_alike(text: str, datatype: str) -> str:
+    if datatype == "BOOL":
         lower = text.lower()
         return {"1": "true", "0": "false"}.get(lower, lower)
+    dtype = NUMPY_DTYPES[datatype]
     try:
-        return value_text(float(text))
+        if dtype.kind != "f":
+            return value_text(_whole(text))
+        with np.errstate(over="ignore"):
+            return value_text(float(str(dtype.type(float(text)))))  # the digits that a request's value has
     except ValueError:
         return text
+
+
+def _whole(text: str) -> int | float:
+    try:
+        return int(text)  # a float loses digits behind 2^53
+    except ValueError:
+        return float(text)
 
 
 def _by_rank(values: Iterable[float]) -> Mapping[str, float]:
@@ -317,14 +336,18 @@ def _by_rank(values: Iterable[float]) -> Mapping[str, float]:
 
 
 def first_texts(data: bytes | memoryview, most: int) -> list[bytes]:
-    """The first elements of a BYTES tensor in wire form; the data may end within an element."""
+    """The first elements of a BYTES tensor in wire form, cut to `MOST_ENCODED` bytes.
+
+    The data may end within an element, which counts if that much of it is there.
+    """
     view, start = memoryview(data), 0
     found: list[bytes] = []
     while len(found) < most and start + 4 <= len(view):
         end = start + 4 + int.from_bytes(view[start : start + 4], "little")
-        if end > len(view):
+        enough = min(end, start + 4 + MOST_ENCODED)
+        if enough > len(view):
             break
-        found.append(bytes(view[start + 4 : end]))
+        found.append(bytes(view[start + 4 : enough]))
         start = end
     return found
 

@@ -2,10 +2,11 @@
 
 One life of a sample:
 
-1. `sample`, before the model has the request: its inputs are kept as they are, and copied in part where they
-   are large or others may write to them. Its bound is `_MOST_BYTES` of an input, and `MOST_ROWS` of it.
-2. `add`, once the model has taken the request; then the profile is full after `_MOST_SAMPLES` or
-   `_MOST_FOLDED` rows, and takes no more.
+1. `sample`, before the model has the request: its inputs are copied, in part where they are large. A view
+   would keep the whole message, or a block of a front process.
+   The bound is `_MOST_BYTES` of an input, or `MOST_ROWS` of the columns that are profiled.
+2. `add`, once the model has taken the request; then the profile is full after `_MOST_SAMPLES`, `_MOST_FOLDED`
+   rows or `_MOST_FOLDED_BYTES`, and takes no more.
 3. `fold`, on the thread of `Profiler`, counts all samples. The profile takes others after `reopen`, when that
    thread has rested.
 
@@ -37,6 +38,7 @@ from conch_profiles.column_profile import (
     first_texts,
     spread,
 )
+from conch_profiles.sketches import MOST_ENCODED
 from conch_profiles.training_profile import TrainingProfile
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,9 @@ MOST_ROWS = 512
 
 _MOST_SAMPLES = 64
 _MOST_FOLDED = 2048
+_MOST_FOLDED_BYTES = 4 << 20
 _MOST_BYTES = 64 << 10
+_MOST_TEXTS = 4 << 10
 _NS_PER_S = 1e9
 
 Piece = Any
@@ -57,10 +61,11 @@ Piece = Any
 
 
 class Sample(NamedTuple):
-    """Part of a request that is kept: a piece by input, and the number of its rows."""
+    """Part of a request that is kept: a piece by input, the number of its rows, and about its bytes."""
 
     pieces: Mapping[str, Piece]
     rows: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class InputProfile:
         clock: Clock = monotonic_ns,
     ) -> None:
         known = {} if training is None else training.columns
+        without_spaces = {name.replace(" ", "_"): each for name, each in known.items()}
         self._matrix = None if columns.matrix is None else columns.matrix.name
         self._columns: list[NumberProfile | CategoryProfile] = []
         self._places: list[tuple[str, int]] = []  # of each column: its input, and its place in a matrix
@@ -114,7 +120,8 @@ class InputProfile:
         for place, (name, rule) in enumerate(columns.rules.items()):
             made = None
             if len(self._columns) < MOST_COLUMNS:
-                made = column_profile(rule, known.get(name), training is not None)
+                column = known.get(name) or (without_spaces.get(name) if rule.spaces else None)
+                made = column_profile(rule, column, training is not None)
             if made is None:
                 self.left_out.append(name)
                 continue
@@ -122,6 +129,8 @@ class InputProfile:
             self._places.append((self._matrix or name, place))
             self._datatypes[self._matrix or name] = rule.datatype
         self._width = len(columns.rules)
+        # Columns of a matrix have one datatype: the first ones are profiled, or none.
+        self._used_width = self._places[-1][1] + 1 if self._places and self._matrix else 1
         self._training = training
         self._training_note = training_note
         self._window_ns = int(window_s * _NS_PER_S)
@@ -129,7 +138,7 @@ class InputProfile:
         self._begun_ns = self._window_begun_ns = clock()
         self._samples_lock, self._lock = threading.Lock(), threading.Lock()
         self._samples: list[Sample] = []
-        self._sampled_rows = 0
+        self._sampled_rows = self._sampled_bytes = 0
         self.is_open = True
         self.requests = self.rows = 0
 
@@ -146,14 +155,14 @@ class InputProfile:
                 shape, width = tensor.shape, 1
                 if name == self._matrix:
                     width = self._width
-                    if width > 1 and shape[-1] != width:
+                    if len(shape) > 1 and shape[-1] != width:
                         continue  # of another width than the columns that have names
-                pieces[name] = _kept(tensor, datatype, width, shape[0])
+                pieces[name] = _kept(tensor, datatype, width, self._used_width, shape[0])
                 rows = max(rows, shape[0])
         except Exception:  # boundary: the request goes on, and the model refuses inputs that are malformed
             log.debug("a request could not be sampled", exc_info=True)
             return None
-        return Sample(pieces, min(rows, MOST_ROWS))
+        return Sample(pieces, min(rows, MOST_ROWS), sum(map(_size, pieces.values())))
 
     def add(self, sample: Sample) -> bool:
         """Adds a sample; True if it is the first since the profile is open."""
@@ -162,8 +171,10 @@ class InputProfile:
                 return False
             self._samples.append(sample)
             self._sampled_rows += sample.rows
+            self._sampled_bytes += sample.nbytes
             count = len(self._samples)
-            self.is_open = count < _MOST_SAMPLES and self._sampled_rows < _MOST_FOLDED
+            is_full = self._sampled_rows >= _MOST_FOLDED or self._sampled_bytes >= _MOST_FOLDED_BYTES
+            self.is_open = count < _MOST_SAMPLES and not is_full
             return count == 1
 
     # --- the profiler's thread
@@ -172,12 +183,15 @@ class InputProfile:
         """Counts all samples, and takes no others before `reopen`; calls `pause` between columns."""
         with self._samples_lock:
             samples, self._samples = self._samples, []
-            self._sampled_rows = 0
+            self._sampled_rows = self._sampled_bytes = 0
             self.is_open = False
         self._turn()
-        inputs = {name: self._joined(name, samples) for name in self._datatypes}
+        inputs: dict[str, Any] = {}
         most = 0
         for column, (name, place) in zip(self._columns, self._places, strict=True):
+            if name not in inputs:
+                inputs[name] = self._joined(name, samples)
+                pause()
             values = inputs[name]
             if values is None:
                 continue
@@ -201,11 +215,10 @@ class InputProfile:
         pieces = [sample.pieces[name] for sample in samples if name in sample.pieces]
         if datatype == "BYTES":
             most = MOST_ROWS * max(width, 1)
-            texts = [
-                text
-                for piece in pieces
-                for text in (piece if isinstance(piece, list) else first_texts(piece, most))
-            ]
+            texts: list[Any] = []
+            for piece in pieces:
+                found = piece if isinstance(piece, list) else first_texts(piece, most)
+                texts += found[: len(found) - len(found) % max(width, 1)]  # it may end within a row
             if not texts:
                 return None
             values = np.empty(len(texts), object)
@@ -213,15 +226,16 @@ class InputProfile:
         else:
             dtype = NUMPY_DTYPES[datatype]
             arrays = [
-                piece if isinstance(piece, np.ndarray) else np.frombuffer(piece, dtype).reshape(-1)
+                piece
+                if isinstance(piece, np.ndarray)
+                else np.frombuffer(piece, dtype).reshape(-1, max(width, 1))[:, : self._used_width]
                 for piece in pieces
             ]
             if not arrays:
                 return None
             values = np.concatenate(arrays)
-        if not width:
-            return values
-        return values[: len(values) - len(values) % width].reshape(-1, width)
+            return values if width else values.reshape(-1)
+        return values.reshape(-1, width) if width else values
 
     # --- any thread
 
@@ -269,14 +283,20 @@ class InputProfile:
         }
 
 
-def _kept(tensor: Tensor, datatype: str, width: int, rows: int) -> Piece:
-    """Keeps an input: its data, if only the server has it and it is small; else a copied part."""
-    is_own = tensor.has_data and not (tensor.has_array or tensor.shared or tensor.writable)
-    if is_own and rows <= MOST_ROWS and tensor.nbytes <= _MOST_BYTES:
-        return tensor.data
+def _kept(tensor: Tensor, datatype: str, width: int, used_width: int, rows: int) -> Piece:
+    """Copies an input: its data, an array of two dimensions with `used_width` columns, or a list of texts."""
     if datatype == "BYTES":
         if tensor.has_data:
             return bytes(memoryview(tensor.data)[:_MOST_BYTES])
-        return tensor.numpy().reshape(-1)[: MOST_ROWS * width].tolist()
-    values = tensor.numpy().reshape(-1, width) if width > 1 else tensor.numpy().reshape(-1)
-    return spread(values, MOST_ROWS).copy().reshape(-1)
+        most = max(min(MOST_ROWS, _MOST_TEXTS // width), 1) * width
+        texts = tensor.numpy().reshape(-1)[:most].tolist()
+        return [each[:MOST_ENCODED] if isinstance(each, str | bytes) else each for each in texts]
+    if rows <= MOST_ROWS and tensor.has_data and tensor.nbytes <= _MOST_BYTES:
+        return bytes(tensor.data)
+    return spread(tensor.numpy().reshape(-1, width)[:, :used_width], MOST_ROWS).copy()
+
+
+def _size(piece: Piece) -> int:
+    if isinstance(piece, list):
+        return len(piece) * MOST_ENCODED
+    return len(piece) if isinstance(piece, bytes) else int(piece.nbytes)

@@ -7,7 +7,6 @@ from conch.observability.metrics.metric_families import Family, model_labels, sa
 from conch.observability.metrics.server_metrics import Found
 from conch_profiles.profiled_model import profile_of
 
-_MOST_NAME = 100
 _REQUESTS = Family(
     "conch_profile_requests_total", "counter", "Requests whose inputs the profile of a version has counted"
 )
@@ -37,7 +36,7 @@ def profile_families(registry: Registry) -> Found:
             requests.append(sample(_REQUESTS.name, profile.requests, own))
             rows.append(sample(_ROWS.name, profile.rows, own))
             for each in profile.figures():
-                labels = {**own, "column": each.name[:_MOST_NAME]}
+                labels = {**own, "column": each.name}
                 nulls.append(sample(_NULLS.name, each.nulls, labels))
                 if each.psi is not None:
                     psi.append(sample(_PSI.name, each.psi, labels))

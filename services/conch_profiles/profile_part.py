@@ -12,7 +12,13 @@ from conch.core.servable import Servable
 from conch.observability.metrics.metric_families import Family
 from conch.parts.server_part import PartContext, ServerPart
 from conch_profiles.profile_metrics import profile_families
-from conch_profiles.profile_settings import MISSING, PROFILE_PARAMETER, ProfileOptions, is_installed
+from conch_profiles.profile_settings import (
+    MISSING,
+    PROFILE_PARAMETER,
+    ProfileOptions,
+    is_installed,
+    problem_of,
+)
 from conch_profiles.profiled_model import ProfiledModel
 from conch_profiles.profiler import Profiler
 
@@ -48,11 +54,8 @@ class ProfilePart(ServerPart):
         wanted = spec.parameters.get(PROFILE_PARAMETER)
         if wanted is None and (not self._options.by_default or spec.decoupled):
             return model
-        if wanted not in (None, "true", "false"):
-            raise InvalidArgumentError(
-                f"model '{spec.name}': parameter '{PROFILE_PARAMETER}' must be 'true' or 'false', "
-                f"got '{wanted}'"
-            )
+        if problem := problem_of(wanted):
+            raise InvalidArgumentError(f"model '{spec.name}': {problem}")
         if wanted == "false":
             return model
         from conch_frames.interface import interface_of

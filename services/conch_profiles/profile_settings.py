@@ -26,6 +26,13 @@ MISSING = (
 )
 
 
+def problem_of(stated: str | None) -> str:
+    """The problem of a value of the parameter; empty for none."""
+    if stated in (None, "true", "false"):
+        return ""
+    return f"parameter '{PROFILE_PARAMETER}' must be 'true' or 'false', got '{stated}'"
+
+
 def is_installed() -> bool:
     """True if the library of sketches is there."""
     return find_spec("datasketches") is not None

@@ -19,6 +19,9 @@ from conch.core.tensor import Array
 MOST_TEXT = 64
 """Characters of a text that are kept; texts that differ behind them are one."""
 
+MOST_ENCODED = 4 * MOST_TEXT
+"""Bytes of a text in UTF-8 that hold these characters."""
+
 _COMPRESSION = 200
 _LOG_TEXTS = 8
 _SLACK = 0.05
@@ -30,7 +33,7 @@ _EXACT = 2.0**53
 def value_text(value: Any) -> str:
     """A category as a text: `10` and `10.0` are one, and `true` is what JSON calls it."""
     if isinstance(value, bytes):
-        text = value[: 4 * MOST_TEXT].decode("utf-8", "replace")
+        text = value[:MOST_ENCODED].decode("utf-8", "replace")
     elif isinstance(value, bool | np.bool_):
         text = "true" if value else "false"
     elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
@@ -45,6 +48,8 @@ def value_text(value: Any) -> str:
 class NumberSketch:
     """The numbers of a column.
 
+    Bins compare numbers in single precision: 0.1 of a training set and of an input of FP32 are in one bin.
+
     Args:
         edges: Upper bounds of all bins but the last, ascending; empty to count no bins.
 
@@ -57,7 +62,8 @@ class NumberSketch:
 
     def __init__(self, edges: Sequence[float] = ()) -> None:
         self.rows = self.nulls = self.infinities = 0
-        self._edges = np.array(edges, np.float64)
+        with np.errstate(over="ignore"):
+            self._edges = np.array(edges, np.float64).astype(np.float32)
         self.bins: Array = np.zeros(len(self._edges) + 1, np.int64)
         self._digest = tdigest_double(_COMPRESSION)
 
@@ -73,7 +79,8 @@ class NumberSketch:
         if not len(finite):
             return
         self._digest.update(finite)
-        places = np.searchsorted(self._edges, finite)
+        with np.errstate(over="ignore"):
+            places = np.searchsorted(self._edges, finite.astype(np.float32))
         self.bins += np.bincount(places, minlength=len(self.bins))
 
     def merge(self, other: NumberSketch) -> None:

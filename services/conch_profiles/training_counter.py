@@ -91,6 +91,8 @@ class _ColumnCounter:
                 self._numbers = None
             else:
                 self._numbers.add(numbers)
+        if piece.are_dates:
+            self._texts = None  # a request may write the same date in another way
         if self._texts is None and not piece.may_be_text:
             return  # numbers with many values
         counts = piece.texts()
@@ -118,18 +120,22 @@ class _ColumnCounter:
 
     def column(self, rows: int) -> TrainingColumn:
         """The column, after both passes."""
-        numbers, texts = None, None
+        numbers, texts, nulls = None, None, rows - self._values
         if self._counted is not None and self._values:
             quantiles = tuple(self._counted.quantiles(RANKS))
             counts = tuple(map(int, self._counted.bins))
             numbers = TrainingNumbers(self._edges, counts, self._counted.infinities, quantiles)
+            # NaN is a null, whether CSV has it as a text or a dictionary among its values.
+            nulls = rows - sum(counts) - self._counted.infinities
         if self._texts:
-            texts = TrainingTexts(dict(self._texts.most_common()))
+            if numbers is not None:
+                self._texts = Counter({text: n for text, n in self._texts.items() if text.lower() != "nan"})
+            texts = TrainingTexts(dict(self._texts.most_common())) if self._texts else None
         elif self._counted_texts is not None:
             *bins, others = map(int, self._counted_texts.bins)
             by_text = Counter(dict(zip(self._binned, bins, strict=True)))
             texts = TrainingTexts(dict(by_text.most_common()), others)
-        return TrainingColumn(rows - self._values, numbers, texts)
+        return TrainingColumn(nulls, numbers, texts)
 
 
 class _Piece:
@@ -162,6 +168,11 @@ class _Piece:
     def may_be_text(self) -> bool:
         """True unless its type is one of numbers, booleans or dates."""
         return self._column.values.dtype.kind == "O"
+
+    @property
+    def are_dates(self) -> bool:
+        """True for a type of dates."""
+        return self._column.values.dtype.kind == "M"
 
     def numbers(self) -> Array | None:
         """The values as floats, NaN for nulls; None if they are no numbers. Dates are seconds since 1970."""

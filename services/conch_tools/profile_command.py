@@ -52,13 +52,20 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     from conch_profiles.training_profile import FILE_NAME
 
+    out = Path(given.out)
+    if out.is_dir():
+        out = out / FILE_NAME
+    elif given.out != "-" and out.suffix != ".json":
+        print(
+            f"conch profile: {out} is no directory: make it first, or name a file that ends in .json",
+            file=sys.stderr,
+        )
+        return USAGE
     try:
         profile, left_out = _profile(Path(given.file), given.format or format_of(given.file))
-        out = Path(given.out)
         if given.out == "-":
             sys.stdout.write(profile.text())
         else:
-            out = out / FILE_NAME if out.is_dir() else out
             write_whole(out, profile.text())
             print(f"{out}: {profile.rows} rows, {len(profile.columns)} columns")
     except (FrameError, RowFileError) as error:

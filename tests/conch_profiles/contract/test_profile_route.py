@@ -17,7 +17,7 @@ from tests.support.servers import LocalServer, eventually, free_port, serving, w
 
 pytest.importorskip("datasketches", reason="it has no wheels for Python 3.14")
 
-from conch_tools.profile_command import DONE, run
+from conch_tools.profile_command import DONE, USAGE, run
 
 CONFIG = """
 backend: "identity" max_batch_size: 1000
@@ -28,6 +28,7 @@ output { name: "OUTPUT1" data_type: TYPE_STRING dims: [ 1 ] }
 """
 SWITCH = 'parameters { key: "CONCH_PROFILE" value { string_value: "%s" } }\n'
 FLAGS = ("--profile-inputs", "--model-control-mode=explicit", "--load-model=*")
+NULLS = "conch_profile_null_ratio"
 ROWS = 2000
 
 
@@ -150,6 +151,18 @@ def test_nothing_is_profiled_by_default_but_what_a_config_asks_for(tmp_path: Pat
         assert "no input is a column" in index["matrix"]["reason"]
 
 
+def test_columns_with_long_names_are_told_apart_in_metrics(tmp_path: Path) -> None:
+    names = ["c" * 100 + "1", "c" * 100 + "2"]
+    one = "".join(CONFIG.splitlines(keepends=True)[i] for i in (1, 2, 4)).replace("[ 1 ]", "[ 2 ]")
+    stated = json.dumps(json.dumps(names))
+    write_model(
+        tmp_path, "m", f'{one}parameters {{ key: "CONCH_COLUMNS" value {{ string_value: {stated} }} }}'
+    )
+    with serving(tmp_path, flags=("--profile-inputs",)) as server:
+        found = [dict(labels)["column"] for name, labels in scrape(server.metrics_url) if name == NULLS]
+    assert sorted(found) == names
+
+
 def test_a_profile_is_for_those_who_may_read_the_model(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("the-key-of-reader-1")
     (tmp_path / "other").write_text("the-key-of-other-1")
@@ -185,3 +198,9 @@ def test_a_training_set_is_counted_as_written(tmp_path: Path, capsys: pytest.Cap
     assert columns["t"]["categories"]["counts"] == {"007": 1} and "numbers" not in columns["t"]
     assert columns["b"]["categories"]["counts"] == {"true": 1, "false": 1}
     assert sum(columns["b"]["numbers"]["counts"]) == 2
+
+
+def test_a_version_that_is_not_there_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.csv").write_text("x\n1\n")
+    assert run([str(tmp_path / "train.csv"), "-o", str(tmp_path / "1")]) == USAGE
+    assert "is no directory" in capsys.readouterr().err and not (tmp_path / "1").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from collections.abc import Iterable
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
 from conch_frames.column_rules import ModelColumns, ModelInput, make_columns
+from conch_frames.conversion import Table
 
 pytest.importorskip("datasketches", reason="it has no wheels for Python 3.14")
 
 from conch_profiles.input_profile import MOST_COLUMNS, MOST_ROWS, InputProfile
 from conch_profiles.profile_check import check_profile
 from conch_profiles.sketches import MOST_TEXT, NumberSketch, TextSketch
+from conch_profiles.training_counter import TrainingCounter
 from conch_profiles.training_profile import (
     TrainingColumn,
     TrainingNumbers,
@@ -149,6 +152,97 @@ def test_columns_of_a_matrix_are_counted_by_their_places() -> None:
     assert [found[name]["quantiles"]["0"] for name in "abc"] == [0, 1, 2]
     assert {each["rows"] for each in found.values()} == {500}  # spread over the request
     assert found["a"]["quantiles"]["1"] > 2900
+    one = make_columns("m", [ModelInput("x", "FP32", (-1, -1))], '["a"]', 8)
+    strange = Tensor("x", "FP32", (2, 3), data[:2].tobytes())
+    assert counted(InputProfile(one, None, "", DAY_S), {"x": strange})["a"]["rows"] == 0
+
+
+def test_columns_of_a_matrix_of_texts_stay_apart_where_a_request_is_cut() -> None:
+    matrix = make_columns("m", [ModelInput("x", "BYTES", (-1, 3))], '["a", "b", "c"]', 8)
+    profile = InputProfile(matrix, None, "", DAY_S)
+    cut = wire("x", "BYTES", [letter * 1000 for letter in (b"a", b"b", b"c")] * 100)
+    cut.shape = (100, 3)
+    sample = profile.sample({"x": cut})
+    assert sample is not None and profile.add(sample) and not profile.add(sample)
+    profile.fold(lambda: None)
+    for each in profile.as_object()["columns"]:
+        assert {shown["value"][0] for shown in each["top"]} == {each["name"]} and each["rows"] > 0
+
+
+def test_a_sample_is_a_copy_of_the_columns_that_are_profiled() -> None:
+    names = [f"c{number}" for number in range(5 * MOST_COLUMNS)]
+    matrix = make_columns("m", [ModelInput("x", "FP32", (-1, len(names)))], json.dumps(names), 8)
+    wide = InputProfile(matrix, None, "", DAY_S)
+    rows = np.arange(MOST_ROWS * len(names), dtype=np.float32).reshape(MOST_ROWS, len(names))
+    sample = wide.sample({"x": Tensor("x", "FP32", rows.shape, None, rows)})
+    assert sample is not None and sample.nbytes == MOST_ROWS * MOST_COLUMNS * 4
+    small = Tensor("x", "FP32", (2, len(names)), rows[:2].tobytes())
+    assert counted(wide, {"x": small})["c99"]["quantiles"]["1"] == rows[1, 99]
+    block = bytearray(struct.pack("<2d", 1, 2))
+    profile = InputProfile(columns(x="FP64"), None, "", DAY_S)
+    sample = profile.sample({"x": Tensor("x", "FP64", (2, 1), memoryview(block))})
+    block[:] = bytes(16)  # its owner uses it again
+    assert sample is not None and profile.add(sample)
+    profile.fold(lambda: None)
+    assert profile.as_object()["columns"][0]["quantiles"]["0"] == 1
+
+
+def test_long_texts_are_counted_and_not_kept() -> None:
+    long = [b"y" * (1 << 20), b"z" * (1 << 20)]
+    array = np.array(long, object).reshape(2, 1)
+    profile = InputProfile(columns(t="BYTES"), None, "", DAY_S)
+    sample = profile.sample({"t": Tensor("t", "BYTES", (2, 1), None, array)})
+    assert sample is not None and sum(map(len, sample.pieces["t"])) < 1024
+    column = counted(profile, {"t": wire("t", "BYTES", long[:1])})["t"]
+    assert (column["rows"], column["top"][0]["value"]) == (1, "y" * MOST_TEXT)
+    names = [f"t{number}" for number in range(MOST_COLUMNS)]
+    profile = InputProfile(columns(**dict.fromkeys(names, "BYTES")), None, "", DAY_S)
+    whole = profile.sample({name: wire(name, "BYTES", long[:1]) for name in names})
+    assert whole is not None and profile.add(whole) and not profile.is_open
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "FP32", "FP16"])
+def test_numbers_on_edges_have_no_drift_in_any_precision(datatype: str) -> None:
+    tenths = np.tile(np.arange(1, 10) / 10, 100)
+    counter = TrainingCounter()
+    for take in (counter.scan, counter.count):
+        take(Table({"x": tenths}))
+    profile = InputProfile(columns(x=datatype), counter.profile(), "", DAY_S)
+    found = counted(profile, *({"x": wire("x", datatype, half)} for half in np.split(tenths, 2)))
+    assert found["x"]["psi"] == 0
+
+
+def test_columns_of_a_training_set_are_found_as_the_model_has_them() -> None:
+    large = [2**53 + 1, 2**53 + 3]
+    levels = {"name": "level", "categories": [0.1, 10.0]}
+    stated = json.dumps([{"name": "a_b", "spaces": True}, {"name": "id", "categories": large}, levels])
+    counter = TrainingCounter()
+    dates = np.array(["2026-01-01", "NaT"] * 250, "datetime64[ns]")
+    level = np.array([0.1, 10] * 250, np.float32)
+    table = Table({"a b": np.ones(500), "id": np.array(large * 250), "level": level, "when": dates})
+    for take in (counter.scan, counter.count):
+        take(table)
+    trained = counter.profile()
+    # A request has the text of a date in any form.
+    assert trained.columns["when"].texts is None and trained.columns["when"].nulls == 250
+    model = columns(stated, a_b="FP64", id="INT64", level="FP32")
+    request = {"a_b": wire("a_b", "FP64", [1.0] * 500), "id": wire("id", "INT64", large * 250)}
+    request["level"] = wire("level", "FP32", level)
+    found = counted(InputProfile(model, trained, "", DAY_S), request)
+    assert [found[name]["psi"] for name in ("a_b", "id", "level")] == [0, 0, 0]
+    assert found["id"]["new"] == found["level"]["new"] == 0
+
+
+def test_nan_of_csv_is_a_null_of_numbers_and_else_a_text() -> None:
+    counter = TrainingCounter()
+    cells = {"x": ["nan", "1", "", "2"], "none": ["NaN", "nan", "", ""], "t": ["nan", "a", "", "b"]}
+    table = Table({name: [each or None for each in column] for name, column in cells.items()}, texts=True)
+    for take in (counter.scan, counter.count):
+        take(table)
+    found = counter.profile().columns
+    assert found["x"].nulls == 2 and found["x"].texts == TrainingTexts({"1": 1, "2": 1})
+    assert found["none"].nulls == 4 and found["none"].texts is None
+    assert found["t"].nulls == 1 and found["t"].texts is not None and "nan" in found["t"].texts.counts
 
 
 def skewed(shift: float, count: int = 4000) -> Array:
@@ -274,6 +368,11 @@ def test_a_malformed_training_set_is_reported(tmp_path: Path, content: str, text
     (tmp_path / "profile.json").write_text(content)
     (finding,) = check_profile({}, tmp_path, None)
     assert finding.severity == "warning" and text in finding.message, finding.message
+
+
+def test_a_parameter_that_is_no_boolean_is_reported(tmp_path: Path) -> None:
+    (finding,) = check_profile({"parameters": {"CONCH_PROFILE": {"string_value": "yes"}}}, tmp_path, None)
+    assert finding.severity == "error" and "must be 'true' or 'false'" in finding.message
 
 
 def test_a_training_set_is_read_as_it_was_written(tmp_path: Path) -> None:
