@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _TRIES = 5
 """Tries in a row in which nothing arrives."""
 
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
-_UNCHANGED, _UNSATISFIABLE = 206, 416
+_UNCHANGED, _UNAUTHORIZED, _UNSATISFIABLE = 206, 401, 416
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Download:
         sha256: Its SHA-256 in hexadecimal; empty if it is not known.
         headers: Sent to each host.
         secrets: Sent to the host of `url` only.
+        renew: Gives other secrets after a refusal with status 401, such as of a token that has expired.
     """
 
     url: str
@@ -46,6 +47,7 @@ class Download:
     sha256: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    renew: Callable[[StatusError], Mapping[str, str]] | None = None
 
 
 class Downloader:
@@ -68,6 +70,7 @@ class Downloader:
         """
         with _Partial(target, wanted) as partial:
             failures = most = 0
+            renewed = -1
             while partial.size < wanted.size:
                 progress(partial.size)
                 try:
@@ -79,7 +82,10 @@ class Downloader:
                         raise PullError(f"{error}; the same command goes on with what has arrived") from None
                     self._pause(2.0 ** (failures - 1))
                 except StatusError as error:
-                    raise PullError(f"{error}: is the address right, and may you read it?") from None
+                    if error.status != _UNAUTHORIZED or wanted.renew is None or renewed == partial.size:
+                        raise PullError(f"{error}: is the address right, and may you read it?") from None
+                    renewed = partial.size
+                    wanted = replace(wanted, secrets=wanted.renew(error))
             progress(partial.size)
             partial.finish(target)
 

@@ -46,6 +46,11 @@ class Choice:
         """True if the server can't tell the engine by the files' names."""
         return next(iter(self.files)) != "model.gguf"
 
+    @property
+    def backends(self) -> Sequence[str]:
+        """Backends that serve the files, the engine first; one is empty if no config needs to name it."""
+        return (self.engine,) if self.needs_config else (self.engine, GENAI, "")
+
 
 def choose_files(files: Sequence[RemoteFile], pattern: str = "") -> Choice:
     """The files of a model.
@@ -57,9 +62,12 @@ def choose_files(files: Sequence[RemoteFile], pattern: str = "") -> Choice:
     Raises:
         PullError: There is no model, or there are several.
     """
-    given = [each for each in files if _matches(each.path, pattern)] if pattern else list(files)
-    if pattern and not given:
-        raise PullError(f"--file: no file is '{pattern}'; there {_are(files)}")
+    given = list(files)
+    if pattern:
+        matching = {_whole(each.path) for each in files if _matches(each.path, pattern)}
+        given = [each for each in files if _whole(each.path) in matching]
+        if not given:
+            raise PullError(f"--file: no file is '{pattern}'; there {_are(files)}")
     found = _gguf(given, files)
     if found is not None:
         return found
@@ -123,6 +131,11 @@ def _folder(names: Mapping[str, RemoteFile], wanted: re.Pattern[str]) -> dict[st
 
 def _matches(path: str, pattern: str) -> bool:
     return path == pattern or fnmatchcase(path, pattern) or fnmatchcase(PurePosixPath(path).name, pattern)
+
+
+def _whole(path: str) -> str:
+    """A path, the same for all parts of a file."""
+    return _PART.sub(r"-of-\2.gguf", path)
 
 
 def _are(files: Sequence[RemoteFile]) -> str:

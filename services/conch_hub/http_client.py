@@ -40,8 +40,10 @@ class StatusError(Exception):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def http_error_302(self, *_: Any, **__: Any) -> None:
         """Leaves redirects to `HttpClient`, which knows what may go with them."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 class HttpClient:
@@ -87,7 +89,7 @@ class HttpClient:
                 with error:
                     place = error.headers.get("Location")
                     if error.code in _REDIRECTS and place:
-                        at = urljoin(at, place)
+                        at = _joined(at, place)
                         continue
                     if error.code in _BUSY:
                         raise BusyError(f"'{shown(at)}' answers with HTTP status {error.code}") from None
@@ -126,6 +128,14 @@ class HttpClient:
                 f"that with --allow-http"
             )
         return f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+
+
+def _joined(url: str, place: str) -> str:
+    """The address that a redirect leads to. Raises PullError: it is none."""
+    try:
+        return urljoin(url, place)
+    except ValueError:
+        raise PullError(f"'{shown(url)}' redirects to '{shown(place)}', which is no URL") from None
 
 
 def _split(url: str) -> SplitResult:

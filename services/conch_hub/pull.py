@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from conch_engines.language.gguf_file import read_metadata
 from conch_hub.file_choice import LLAMA, VLLM, Choice, choose_files
 from conch_hub.http_client import HttpClient
+from conch_hub.safe_text import safe
 from conch_hub.source import Listing, PullError, RemoteFile, Source, bytes_text
 from conch_hub.sources.object_store import SCHEMES as STORES
 from conch_hub.sources.object_store import StoreSource
@@ -141,6 +142,7 @@ def pull(
     listing = source.listing()
     choice = wanted.choose(listing)
     check(choice)
+    folder.check_config(choice.backends)
     extras = {each.name: each for each in listing.extras} if choice.engine == LLAMA else {}
     files = {name: each for name, each in choice.files.items() if name not in extras}
     folder.begin(json.dumps([wanted.source, {name: asdict(each) for name, each in files.items()}]))
@@ -158,11 +160,12 @@ def pull(
     if choice.engine == VLLM:
         (folder.path / "model.json").write_text('{"model": "weights"}\n')
     say.clear()
-    folder.publish(f'backend: "{choice.engine}"\n' if choice.needs_config else "")
+    folder.publish(f'backend: "{choice.engine}"\n' if choice.needs_config else "", choice.backends)
 
 
 def _fetch(source: Source, file: RemoteFile, target: Path, say: Reporter, before: int, total: int) -> None:
-    if not (target.is_file() and target.stat().st_size == file.size):  # of an earlier try
+    there = target.is_file() and target.stat().st_size == file.size  # of an earlier try
+    if not (there and (file.sha256 or file.tag)):
         source.fetch(file, target, lambda arrived: say.progress(before + arrived, total))
     if target.name.endswith(".gguf"):
         try:
@@ -187,7 +190,7 @@ class Reporter:
     def note(self, text: str) -> None:
         """Says a sentence."""
         self.clear()
-        print(text, file=sys.stderr)
+        print(safe(text), file=sys.stderr)
 
     def clear(self) -> None:
         """Removes the bar."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from conch.cli.command_parser import CommandParser
 
 DONE, REFUSED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def make_parser() -> CommandParser:
@@ -28,7 +31,11 @@ def make_parser() -> CommandParser:
         "gs://…, as://…, oci://HOST/NAME:TAG or ollama://NAME:TAG",
     )
     parser.add_argument(
-        "--into", type=Path, default=Path("models"), metavar="REPOSITORY", help="the repository (models)"
+        "--into",
+        type=_directory,
+        default=Path("models"),
+        metavar="REPOSITORY",
+        help="the repository (models)",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the model (the source's)")
     parser.add_argument("--version", type=version_of, default=1, metavar="N", help="its version (1)")
@@ -61,19 +68,29 @@ def headers_of(given: Sequence[str], parser: argparse.ArgumentParser) -> dict[st
     found = {}
     for pair in given:
         name, equals, value = pair.partition("=")
-        if not equals or not name.strip() or not (pair.isprintable() and pair.isascii()):
-            parser.error("-H takes NAME=VALUE")
+        # The text is not repeated: it may be secret.
+        if not equals or not _HEADER.fullmatch(name.strip()) or not (pair.isprintable() and pair.isascii()):
+            parser.error("-H takes NAME=VALUE, such as 'Authorization=Bearer TOKEN'")
         found[name.strip()] = value
     return found
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("conch pull: interrupted; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     headers = headers_of(options.header, parser)
     # They import numpy, which the help can do without.
     from conch_hub.pull import Reporter, Wanted, pull
+    from conch_hub.safe_text import safe
     from conch_hub.source import PullError
     from conch_hub.version_folder import VersionFolder
 
@@ -87,15 +104,21 @@ def run(arguments: Sequence[str]) -> int:
             pull(wanted, folder, reporter)
     except (PullError, OSError) as error:
         reporter.clear()
-        print(f"conch pull: {error}", file=sys.stderr)
+        text = str(error) if isinstance(error, PullError) else f"'{options.into}' can't be written: {error}"
+        print(f"conch pull: {safe(text)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         reporter.clear()
-        print("conch pull: interrupted; the same command goes on", file=sys.stderr)
-        return INTERRUPTED
+        raise
     print(folder.place)
     reporter.note(f"conch serve --model-repository={options.into} serves it")
     return DONE
+
+
+def _directory(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"expected a directory of this machine, got '{text}'")
+    return Path(text)
 
 
 def version_of(text: str) -> int:

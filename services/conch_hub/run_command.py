@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import re
@@ -63,15 +64,25 @@ def make_parser() -> CommandParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)  # a prompt may come after flags
     if options.web and options.prompt is not None:
         parser.error("--web opens a page, which takes no PROMPT")
     # They import the server, which the help can do without.
     from conch_hub.model_server import ServeSettings, serving
     from conch_hub.pull import Wanted
+    from conch_hub.safe_text import safe
     from conch_hub.source import PullError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may have what the terminal's encoding has not
     wanted = Wanted(
         options.model,
         options.revision,
@@ -91,14 +102,14 @@ def run(arguments: Sequence[str]) -> int:
             if options.web:
                 return _open_page(server)
             return _talk(server, name, prompt, options)
+    except BrokenPipeError:
+        raise  # the reader of the answer has gone, which needs no words
     except (PullError, OSError) as error:
-        print(f"conch run: {error}", file=sys.stderr)
+        print(f"conch run: {safe(str(error))}", file=sys.stderr)
         return REFUSED
     except _UsageError as error:
         print(f"conch run: {error}", file=sys.stderr)
         return USAGE
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 class _UsageError(Exception):
@@ -116,14 +127,19 @@ def _is_terminal() -> bool:
 
 def _whole_prompt(options: argparse.Namespace) -> str:
     """The argument, or all of standard input."""
-    text = options.prompt
-    if text is None:
-        text = sys.stdin.read(_MOST_PROMPT + 1)
-    if len(text) > _MOST_PROMPT:
-        raise _UsageError(f"the prompt has more than {_MOST_PROMPT} characters")
+    given = options.prompt
+    data = (
+        sys.stdin.buffer.read(_MOST_PROMPT + 1) if given is None else given.encode(errors="surrogateescape")
+    )
+    if len(data) > _MOST_PROMPT:
+        raise _UsageError(f"the prompt has more than {_MOST_PROMPT} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise _UsageError("the prompt is no text in UTF-8") from None
     if not text.strip():
         raise _UsageError("there is no prompt: give it as an argument or on standard input")
-    return str(text)
+    return text
 
 
 def _local(wanted: Wanted) -> tuple[Path, str, str]:
@@ -184,6 +200,7 @@ def _open_page(server: Server) -> int:
 def _talk(server: Server, name: str, prompt: str | None, options: argparse.Namespace) -> int:
     from conch_hub.chat.chat_terminal import ChatTerminal
     from conch_hub.chat.conversation import ChatError, Conversation
+    from conch_hub.safe_text import safe
 
     fields = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed}
     sampling: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
@@ -194,13 +211,14 @@ def _talk(server: Server, name: str, prompt: str | None, options: argparse.Names
         print(f"{name}, with OpenAI's routes on http://127.0.0.1:{server.http_port}/v1")
         ChatTerminal(chat).run()
         return DONE
+    is_terminal = sys.stdout.isatty()
     try:
         with closing(chat.ask(prompt)) as pieces:
             for piece in pieces:
-                sys.stdout.write(piece.text)
+                sys.stdout.write(safe(piece.text, "\n\t") if is_terminal else piece.text)
                 sys.stdout.flush()
     except ChatError as error:
-        print(f"conch run: {error}", file=sys.stderr)
+        print(f"conch run: {safe(str(error))}", file=sys.stderr)
         return REFUSED
     print()
     if chat.figures.finish == "length":

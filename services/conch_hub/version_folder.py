@@ -10,8 +10,11 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
+from conch.core.errors import ConchError
+from conch_control.config.parse import read_config
 from conch_hub.source import PullError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
@@ -88,26 +91,45 @@ class VersionFolder:
                 f"give another directory with --into"
             )
 
-    def publish(self, config: str) -> None:
+    def check_config(self, backends: Collection[str]) -> None:
+        """Raises PullError if the model is there, and its config does not serve this version.
+
+        Args:
+            backends: Backends that serve it; one is empty if it needs no config.
+        """
+        if not self._model.is_dir():
+            return
+        config, found = self._model / _CONFIG, ""
+        if config.is_file():
+            try:
+                found = read_config(config).backend
+            except ConchError as error:
+                raise PullError(error.message) from None
+        if found not in backends:
+            has = f"has a {_CONFIG} with the backend '{found}'" if config.is_file() else f"has no {_CONFIG}"
+            wanted = next(iter(backends))
+            raise PullError(
+                f"'{self._model}' {has}, and this version needs one with the backend '{wanted}': change it, "
+                f"or give another --name"
+            )
+
+    def publish(self, config: str, backends: Collection[str]) -> None:
         """Shows the version in the repository.
 
         Args:
             config: Text of its ``config.pbtxt``; empty if it needs none.
+            backends: As for `check_config`.
 
         Raises:
-            PullError: The model has versions that the config does not fit, or the version has come meanwhile.
+            PullError: The model has a config that does not fit, or the version has come meanwhile.
         """
         self._check_absent()
+        self.check_config(backends)
         shutil.rmtree(self.scratch, ignore_errors=True)
         for path in (*self.path.rglob("*"), self.path):
             if path.is_dir():
                 _sync(path)
         if self._model.is_dir():
-            if config and not (self._model / _CONFIG).is_file():
-                raise PullError(
-                    f"'{self._model}' has no {_CONFIG}, and this version needs one with {config.strip()}: "
-                    f"write it, or take another --name"
-                )
             self.path.rename(self.place)
             self._hidden.rmdir()
         else:
@@ -122,6 +144,8 @@ class VersionFolder:
         return [file for file in self._hidden.rglob("*") if file.is_file() and file.name != _IDENTITY]
 
     def _check_absent(self) -> None:
+        if self._model.exists() and not self._model.is_dir():
+            raise PullError(f"'{self._model}' is a file: remove it, or give another --name")
         if self.place.exists():
             raise PullError(f"'{self.place}' is there: remove it, or give another --version or --name")
 

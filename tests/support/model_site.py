@@ -60,12 +60,14 @@ class ModelSite:
         port: Its port.
         pages: Its pages by path.
         asked: The requests so far.
+        tokens: Tokens that the next requests for one get, instead of that of an image.
     """
 
     def __init__(self) -> None:
         self.port = 0
         self.pages: dict[str, Page] = {}
         self.asked: list[Asked] = []
+        self.tokens: list[str] = []
 
     @property
     def url(self) -> str:
@@ -130,6 +132,8 @@ def model_site() -> Iterator[ModelSite]:
             site.asked.append(Asked(path, dict(self.headers.items())))
             self.close_connection = True
             page = site.pages.get(path)
+            if path == "/token" and site.tokens:
+                page = Page(json.dumps({"token": site.tokens.pop(0)}).encode())
             if page is None:
                 self._send(404, b"", {})
             elif page.place:

@@ -51,7 +51,11 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         """Types keys."""
-        os.write(self._ours, keys.encode())
+        self.press_bytes(keys.encode())
+
+    def press_bytes(self, keys: bytes) -> None:
+        """Types keys of any encoding."""
+        os.write(self._ours, keys)
 
     def signal(self, number: int) -> None:
         """Sends the process a signal."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from conch_hub.chat.answer_view import answer_view, has_rich
 from conch_hub.chat.conversation import ChatError, Conversation
+from conch_hub.safe_text import safe
 
 _PROMPT = ">>> "
 _COMMAND = re.compile(r"/([a-z]*)(?:\s+(.*))?", re.DOTALL)
@@ -46,9 +47,13 @@ class ChatTerminal:
             while True:
                 try:
                     text = input(_PROMPT).strip()
+                    text.encode()
                 except (EOFError, KeyboardInterrupt):
                     print()
                     return
+                except UnicodeError:
+                    print("the prompt is no text in UTF-8")
+                    continue
                 command = _COMMAND.fullmatch(text)
                 if command is None:
                     if text:
@@ -69,7 +74,7 @@ class ChatTerminal:
             print("(cancelled)")
             return
         except ChatError as error:
-            print(f"conch run: {error}; /clear begins again", file=sys.stderr)
+            print(f"conch run: {safe(str(error))}; /clear begins again", file=sys.stderr)
             return
         print(self._summary())
 
@@ -93,7 +98,7 @@ class ChatTerminal:
             self._chat.begin(self._chat.system)
             print("a new chat")
         elif command == "save" and text:
-            print(save_chat(self._chat, Path(text).expanduser()))
+            print(save_chat(self._chat, text))
         elif command == "save":
             print("/save needs the name of a file")
         else:
@@ -101,8 +106,9 @@ class ChatTerminal:
         return True
 
 
-def save_chat(conversation: Conversation, path: Path) -> str:
+def save_chat(conversation: Conversation, name: str) -> str:
     """Writes a chat to a new file; returns a sentence on that."""
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".json":
         text = json.dumps(conversation.messages, ensure_ascii=False, indent=1) + "\n"
     else:

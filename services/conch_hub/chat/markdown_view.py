@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from markdown_it import MarkdownIt
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
+from rich.segment import Segment
 from rich.text import Text
 
 from conch_hub.safe_text import safe
@@ -29,6 +31,20 @@ class AnswerMarkdown(Markdown):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The last lines of Markdown that fit into the terminal; made when it is drawn, not for each piece."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        most = max(console.height - _SPARE_LINES, 1)
+        lines = console.render_lines(AnswerMarkdown(self.text), options.update(height=None), pad=False)
+        for line in lines[-most:]:
+            yield from line
+            yield Segment.line()
 
 
 class MarkdownView:
@@ -69,11 +85,7 @@ class MarkdownView:
 
     def _unfinished(self) -> RenderableType:
         """The last paragraph, or the end of one that is longer than the terminal."""
-        most = max(self._live.console.height - _SPARE_LINES, 1)
-        lines = self._rest.split("\n")
-        if len(lines) > most:
-            return Text("\n".join(lines[-most:]), no_wrap=True, overflow="crop")
-        return AnswerMarkdown(self._rest)
+        return _Tail(self._rest)
 
     def _end_reasoning(self) -> None:
         if self._reasoning:

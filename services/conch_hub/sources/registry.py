@@ -165,12 +165,26 @@ class RegistrySource:
 
     def fetch(self, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
         """Fetches a layer."""
-        wanted = Download(self._blob(file.sha256), file.size, file.sha256, secrets=self._secrets)
+        wanted = Download(
+            self._blob(file.sha256),
+            file.size,
+            file.sha256,
+            secrets=self._secrets,
+            renew=None if self._given else self._renewed,
+        )
         Downloader(self._client).fetch(wanted, target, progress)
 
     @property
     def _secrets(self) -> Mapping[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else self._given
+
+    def _renewed(self, error: StatusError) -> Mapping[str, str]:
+        """Another token: those of registries expire after minutes."""
+        try:
+            self._token = self._anonymous_token(error)
+        except (StatusError, BusyError) as failed:
+            raise PullError(f"{failed}; the same command goes on with what has arrived") from None
+        return self._secrets
 
     def _manifest(self, tag: str) -> dict[str, Any]:
         url = f"{self._url}/manifests/{quote(tag, safe=':')}"

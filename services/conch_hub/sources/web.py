@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -67,5 +68,5 @@ class WebSource:
                     f"{error}: give what it asks for with -H, such as -H 'Authorization=Bearer …'"
                 ) from None
             raise PullError(f"{error}: is the address right?") from None
-        except (BusyError, OSError) as error:
+        except (BusyError, OSError, HTTPException) as error:
             raise PullError(f"{error}; try again later, or use another source") from None

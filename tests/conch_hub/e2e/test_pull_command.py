@@ -112,6 +112,12 @@ def test_what_a_hub_refuses(status: int, code: str, message: str, site: ModelSit
     assert "Traceback" not in done.stderr
 
 
+def test_names_of_a_hub_control_no_terminal(site: ModelSite, cdn: ModelSite, tmp_path: Path) -> None:
+    site.put_hub("org/odd", {"\x1b[2J.gguf": b"GGUF" + bytes(50)}, cdn)
+    done = pull(tmp_path, hub(site, tmp_path / "home"), "org/odd")
+    assert "'?[2J.gguf' is no GGUF file" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_store(content: bytes, tmp_path: Path) -> None:
     with s3_emulator() as emulator:

@@ -79,6 +79,43 @@ def test_one_answer_without_a_terminal(model: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("conch-run-*"))
 
 
+def test_texts_and_readers_of_other_kinds(model: Path, tmp_path: Path) -> None:
+    """A prompt after flags, bytes that are no UTF-8, an encoding that has not the answer, a closed pipe."""
+    last = run(str(model), *GREEDY, "hello", environment={"PYTHONIOENCODING": "ascii"})
+    assert (last.returncode, last.stderr) == (0, "")
+    assert "?" in last.stdout and last.stdout.isascii()
+
+    broken = tmp_path / "prompt"
+    broken.write_bytes(b"a\xffb")
+    command = [str(CONCH), "run", str(model), *GREEDY]
+    with broken.open("rb") as given:
+        done = subprocess.run(
+            command, stdin=given, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "conch run: the prompt is no text in UTF-8\n")
+
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        closed = subprocess.run(
+            [*command, "hello"], stdout=theirs, stderr=subprocess.PIPE, timeout=WAIT_S, check=False
+        )
+    finally:
+        os.close(theirs)
+    assert (closed.returncode, closed.stderr) == (1, b"")
+
+
+def test_one_answer_in_a_terminal_does_not_control_it(model: Path) -> None:
+    """The random model writes control characters."""
+    piped = run(str(model), "hello", "--temperature", "0", "--max-tokens", "64").stdout
+    assert any(each < " " for each in piped.replace("\n", "")), "seed 7 has some"
+    command = [str(CONCH), "run", str(model), "hello", "--temperature", "0", "--max-tokens", "64"]
+    with terminal(*command) as shown:
+        assert shown.wait() == 0
+        answer = shown.output.rpartition("\x1b[K")[2].replace("\r\n", "\n")
+    assert not {each for each in answer if each < " "} - {"\n", "\t"}
+
+
 def test_a_model_is_fetched_once(site: ModelSite, tmp_path: Path) -> None:
     site.pages["/m.gguf"] = Page(gguf_bytes(tmp_path))
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -137,6 +174,21 @@ def test_a_chat_in_a_terminal(model: Path, tmp_path: Path) -> None:
     history = state / "conch" / "chat_history"
     assert history.read_text().splitlines()[0] == "hello"
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_a_chat_survives_odd_input(tmp_path: Path) -> None:
+    with held_chat(["text"]) as site:
+        command = [sys.executable, "-c", _CHAT, str(site.port)]
+        with terminal(*command, environment={"XDG_STATE_HOME": str(tmp_path)}) as shown:
+            prompts(shown, 1)
+            shown.press_bytes(b"a\xffb\n")
+            prompts(shown, 2)
+            assert "the prompt is no text in UTF-8" in shown.output
+            shown.press("/save ~nobody-here/chat.md\n")
+            prompts(shown, 3)
+            assert "can't be written: No such file or directory" in shown.output
+            shown.press(CTRL_D)
+            assert shown.wait() == 0
 
 
 def test_ctrl_c_cancels_an_answer_and_then_ends(tmp_path: Path) -> None:

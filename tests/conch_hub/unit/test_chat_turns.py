@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
 from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.live import Live
 from tests.support.model_site import model_site
 from tests.support.token_stream_site import held_chat
 
 from conch_hub.chat.conversation import ChatError, Conversation, Piece
-from conch_hub.chat.markdown_view import AnswerMarkdown, finished
+from conch_hub.chat.markdown_view import AnswerMarkdown, MarkdownView, finished
 from conch_hub.file_choice import choose_files
+from conch_hub.safe_text import safe
 from conch_hub.source import PullError, RemoteFile
 
 
@@ -69,6 +73,31 @@ def test_html_is_text() -> None:
     assert not any(re.match("html", kind) for kind in kinds)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u3000b\xa0c\u202fd", "a\u3000b\xa0c\u202fd"),
+        ("\U0001f469\u200d\U0001f680", "\U0001f469\u200d\U0001f680"),
+        ("\x1b]0;x\x07\x9b2J\u202ex\u2028\r\ud800", "?]0;x??2J?x???"),
+    ],
+)
+def test_texts_of_others(text: str, shown: str) -> None:
+    """Blanks and joiners of languages stay, and what controls a terminal does not."""
+    assert safe(text) == shown
+
+
+def test_a_long_paragraph_shows_its_end() -> None:
+    """On a narrow terminal, where it wraps."""
+    console = Console(width=20, height=6, file=io.StringIO(), force_terminal=True)
+    with Live(console=console, auto_refresh=False) as live:
+        MarkdownView(live).add(" ".join(f"word{number}" for number in range(40)))
+        with console.capture() as capture:
+            console.print(live.renderable)
+        lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert len(lines) == 4
+    assert lines[-1].endswith("word39")
+
+
 def files(*names: str) -> list[RemoteFile]:
     return [RemoteFile(name, 7) for name in names]
 
@@ -80,8 +109,8 @@ def files(*names: str) -> list[RemoteFile]:
         (["q4/x.gguf", "q8/x.gguf"], "q8/*", "llama_cpp", ["model.gguf"]),
         (["../../x.gguf", "../generation_config.json"], "", "llama_cpp", ["model.gguf"]),
         (
-            ["x-00002-of-00002.gguf", "x-00001-of-00002.gguf"],
-            "",
+            ["x-00002-of-00002.gguf", "x-00001-of-00002.gguf", "y.gguf"],
+            "x-00001-of-00002.gguf",
             "llama_cpp",
             ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"],
         ),

@@ -95,6 +95,21 @@ class TestUrls:
         assert sent == [None, None, None] if by_sha256 else [None, '"a"', '"a"']
         assert os.listdir(tmp_path) == ["m.gguf"]
 
+    def test_a_part_without_digest_or_tag_is_fetched_again(
+        self, site: ModelSite, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nothing tells that it has not changed since an earlier try."""
+        first, second = "/m-00001-of-00002.gguf", "/m-00002-of-00002.gguf"
+        site.pages.update({first: Page(content), second: Page(b"GGUF" + bytes(len(content) - 4))})
+        assert pull(tmp_path, f"{site.url}{first}") == 1
+        assert "is no GGUF file" in capsys.readouterr().err
+        changed = content[:-1] + b"x"
+        site.pages.update({first: Page(changed), second: Page(changed)})
+        assert pull(tmp_path, f"{site.url}{first}") == 0
+        for number in (1, 2):
+            part = tmp_path / "m" / "1" / f"model-{number:05}-of-00002.gguf"
+            assert part.read_bytes() == changed
+
     def test_another_process_goes_on(self, site: ModelSite, content: bytes, tmp_path: Path) -> None:
         site.pages["/m"] = Page(content, '"a"', breaks=[1000])
         with pytest.raises(StopIteration):
@@ -157,10 +172,23 @@ class TestUrls:
         assert {each.path for each in site.asked} == {"/here.gguf", "/m.gguf"}
         assert {each.headers.get("Authorization") for each in other.asked} == {None}
 
+    def test_a_malformed_header_is_not_repeated(
+        self, site: ModelSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The form of curl, whose padding has an equals sign."""
+        with pytest.raises(SystemExit, match="2"):
+            pull(tmp_path, f"{site.url}/m.gguf", "-H", "Authorization: Basic aHVzaA==")
+        errors = capsys.readouterr().err
+        assert "-H takes NAME=VALUE" in errors
+        assert "aHVzaA" not in errors
+
     def test_redirects_end(self, site: ModelSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         site.pages["/m.gguf"] = Page(place="/m.gguf")
         assert pull(tmp_path, f"{site.url}/m.gguf") == 1
         assert "redirects more than 5 times" in capsys.readouterr().err
+        site.pages["/m.gguf"] = Page(place="http://[x")
+        assert pull(tmp_path, f"{site.url}/m.gguf") == 1
+        assert "redirects to 'http://[x', which is no URL" in capsys.readouterr().err
         site.pages["/m.gguf"] = Page(place="http://models.example/m.gguf")
         assert pull(tmp_path, f"{site.url}/m.gguf") == 1
         assert "has no TLS" in capsys.readouterr().err
@@ -277,6 +305,24 @@ class TestRegistries:
         assert "a layer without a digest with sha256" in capsys.readouterr().err
         assert not (tmp_path / "m").exists()
 
+    def test_a_token_that_expires_is_renewed(
+        self, site: ModelSite, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Between a manifest and its layers; a registry that takes no token is asked for one once."""
+        site.put_image("m", "latest", [(MODEL, content, {})], token="first")
+        blob = site.pages[f"/v2/m/blobs/sha256:{hashlib.sha256(content).hexdigest()}"]
+        blob.secret = "Bearer never"
+        assert pull(tmp_path, f"oci://127.0.0.1:{site.port}/m") == 1
+        assert "HTTP status 401: is the address right, and may you read it?" in capsys.readouterr().err
+        assert [each.path for each in site.asked].count("/token") == 2
+        assert pull(tmp_path, f"oci://127.0.0.1:{site.port}/m", "-H", "Authorization=Bearer first") == 1
+        assert [each.path for each in site.asked].count("/token") == 2, "those of -H are the user's"
+        site.asked.clear()
+        site.tokens = ["first", "second"]
+        blob.secret = "Bearer second"
+        assert pull(tmp_path, f"oci://127.0.0.1:{site.port}/m") == 0
+        assert (tmp_path / "m" / "1" / "model.gguf").read_bytes() == content
+
     def test_names(self) -> None:
         ollama = {"host": "registry.ollama.ai", "namespace": "library"}
         found = [
@@ -312,8 +358,43 @@ class TestVersionFolders:
         with VersionFolder(tmp_path, "m", 2) as folder:
             folder.begin("a")
             with pytest.raises(PullError, match=r"has no config.pbtxt, and this version needs one"):
-                folder.publish('backend: "openvino_genai"\n')
+                folder.publish('backend: "openvino_genai"\n', ["openvino_genai"])
         assert os.listdir(tmp_path / "m") == ["1"]
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ('backend: "python"', "has a config.pbtxt with the backend 'python'"),
+            ("nonsense", "config.pbtxt:1:1: "),
+            (None, "is a file: remove it, or give another --name"),
+        ],
+    )
+    def test_a_model_that_does_not_fit_is_refused_at_once(
+        self,
+        config: str | None,
+        message: str,
+        site: ModelSite,
+        content: bytes,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Before anything is fetched."""
+        site.pages["/m.gguf"] = Page(content, '"a"')
+        if config is None:
+            (tmp_path / "m").write_text("")
+        else:
+            (tmp_path / "m" / "1").mkdir(parents=True)
+            (tmp_path / "m" / "config.pbtxt").write_text(config)
+        assert pull(tmp_path, f"{site.url}/m.gguf", "--version", "2") == 1
+        assert message in capsys.readouterr().err
+        assert set(site.ranges("/m.gguf")) <= {"bytes=0-3"}
+        assert os.listdir(tmp_path) == ["m"]
+
+    def test_a_repository_is_a_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit, match="2"):
+            pull_command.run(["https://models.example/m.gguf", "--into", "s3://bucket/models"])
+        assert os.listdir(tmp_path) == []
 
     def test_a_listing_never_sees_a_half_version(
         self, site: ModelSite, content: bytes, tmp_path: Path
