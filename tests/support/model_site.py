@@ -166,6 +166,7 @@ def model_site() -> Iterator[ModelSite]:
                 self.send_header(name, value)
             if "Transfer-Encoding" not in headers:
                 self.send_header("Content-Length", str(len(body)))
+            self.send_header("Connection", "close")  # or a client may ask again while it is being closed
             self.end_headers()
             self.wfile.write(body[:cut])
 
