@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conch.core.errors import ConchError, error_text
+from conch.core.temporary_folder import TemporaryFolder
 from conch_api.embedded_server import Server
 from conch_hub.file_choice import GENAI, LLAMA, Choice, choose_files
 from conch_hub.source import PullError
@@ -51,8 +51,8 @@ def serving(path: Path, name: str, settings: ServeSettings, pattern: str = "") -
     source = LocalSource(path)
     choice = choose_files(source.listing().files, pattern)
     check_engine(choice)
-    with TemporaryDirectory(prefix="conch-run-") as repository:
-        model = Path(repository, name)
+    with TemporaryFolder("conch-run-") as repository:
+        model = repository / name
         (model / "1").mkdir(parents=True)
         for file, remote in choice.files.items():
             source.fetch(remote, model / "1" / file, lambda _: None)
@@ -62,7 +62,7 @@ def serving(path: Path, name: str, settings: ServeSettings, pattern: str = "") -
             parameters["max_model_len"] = str(settings.context)
         (model / "config.pbtxt").write_text(_config(choice.engine, parameters))
         server = Server(
-            repository,
+            str(repository),
             allow_grpc=False,
             allow_metrics=False,
             http_address=_HOST,

@@ -75,6 +75,9 @@ def _run(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)  # a prompt may come after flags
     if options.web and options.prompt is not None:
         parser.error("--web opens a page, which takes no PROMPT")
+    chosen = (options.system or None, options.temperature, options.max_tokens, options.seed)
+    if options.web and any(each is not None for each in chosen):
+        parser.error("--system, --temperature, --max-tokens and --seed have no effect on the page of --web")
     # They import the server, which the help can do without.
     from conch_hub.model_server import ServeSettings, serving
     from conch_hub.pull import Wanted
@@ -92,7 +95,8 @@ def _run(arguments: Sequence[str]) -> int:
         options.allow_http,
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end)
     try:
         prompt = options.prompt if options.web or _is_terminal() else _whole_prompt(options)
         path, name, pattern = _local(wanted)
@@ -117,7 +121,7 @@ class _UsageError(Exception):
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """Ends the process by a signal, so that the server and its directory go with it."""
+    """Ends the process with its server; a chat takes an interrupt as the end of an answer."""
     sys.exit(128 + number)
 
 

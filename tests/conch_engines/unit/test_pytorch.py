@@ -817,10 +817,11 @@ def package(source: str = "", library: bytes = b"no library", /, **metadata: str
         ({}, "is unreachable or inaccessible"),
     ],
 )
-def test_packages_for_other_machines(harness: Harness, metadata: dict[str, str], text: str) -> None:
-    own = PyTorchBackend()  # which has a folder for packages, as long as it lives
+def test_packages_for_other_machines(
+    harness: Harness, backend: PyTorchBackend, metadata: dict[str, str], text: str
+) -> None:
     with pytest.raises(ConchError, match=text):
-        served(harness, own, package(**metadata), fp32("ARGS[0]"), fp32("RESULT"), model_file="model.pt2")
+        served(harness, backend, package(**metadata), fp32("ARGS[0]"), fp32("RESULT"), model_file="model.pt2")
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_model_is_fetched_once(site: ModelSite, tmp_path: Path) -> None:
         (["{folder}", "x"], 1, "there is no GGUF file, no folder of OpenVINO GenAI"),
         (["{model}"], 2, "there is no prompt: give it as an argument or on standard input"),
         (["{model}", "x", "--web"], 2, "--web opens a page, which takes no PROMPT"),
+        (["{model}", "--web", "--seed", "0"], 2, "have no effect on the page of --web"),
         (["{model}", "x", "--revision", "y"], 2, "have no effect on a file of this machine"),
         (["{model}", "x" * 5000], 1, "maximum context length is 2048 tokens"),
     ],
@@ -184,7 +185,7 @@ def test_a_chat_survives_odd_input(tmp_path: Path) -> None:
             shown.press_bytes(b"a\xffb\n")
             prompts(shown, 2)
             assert "the prompt is no text in UTF-8" in shown.output
-            shown.press("/save ~nobody-here/chat.md\n")
+            shown.press("/save ~unknown-user/chat.md\n")
             prompts(shown, 3)
             assert "can't be written: No such file or directory" in shown.output
             shown.press(CTRL_D)
