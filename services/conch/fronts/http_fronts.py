@@ -25,7 +25,7 @@ from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import (
     ABORT_S,
     HttpLoop,
-    bound_socket,
+    bound_sockets,
     end_tasks,
     ended_in_time,
     in_time,
@@ -113,10 +113,11 @@ class HttpFronts:
         """
         if tls is not None:
             tls.context()
-        bound = bound_socket(host, port, reuse_port)
+        bound = bound_sockets(host, port, reuse_port)
         self.thread.start()
         with ExitStack() as undo:
-            undo.callback(bound.close)
+            for each in bound:
+                undo.callback(each.close)
             settings = PortSettings(tls, idle_s, -(-most_connections // self._count), infer_bytes)
             listener = FrontListener(self, handler, bound, settings)
             self.thread.run(listener.start()).result()
@@ -251,20 +252,21 @@ class FrontListener:
     """A listening port whose connections are its fronts'; see `http_loop.HttpListener`."""
 
     def __init__(
-        self, fronts: HttpFronts, handler: Handler, bound: socket.socket, settings: PortSettings
+        self, fronts: HttpFronts, handler: Handler, bound: Sequence[socket.socket], settings: PortSettings
     ) -> None:
         self._fronts = fronts
         self._handler = handler
         self._settings = settings
         self._numbers: list[int] = []  # the last is that of new connections
-        self.port: int = bound.getsockname()[1]
-        self._acceptor = Listener(bound, self._take, f"port {self.port}")
+        self.port: int = bound[0].getsockname()[1]
+        self._acceptors = [Listener(each, self._take, f"port {self.port}") for each in bound]
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
         self._none = asyncio.Event()
         self._add_port(self._handler)
-        self._acceptor.listen(self._fronts.thread.loop.io)
+        for each in self._acceptors:
+            each.listen(self._fronts.thread.loop.io)
         self._fronts.open += 1
 
     def _add_port(self, handler: Handler) -> None:
@@ -299,7 +301,8 @@ class FrontListener:
     async def _close(self, grace_s: float) -> bool:
         fronts = self._fronts
         fronts.open -= 1
-        self._acceptor.close()
+        for each in self._acceptors:
+            each.close()
         self._none.clear()
         for number in self._numbers:
             fronts.close_port(number, grace_s)

@@ -12,12 +12,12 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
 from conch.core.clock import wall_seconds
 from conch.core.errors import UnavailableError
+from conch.frontends.connections.listener import tcp_sockets
 from conch_control.agent_api import ModelStatus, VersionStatus
 from conch_control.lifecycle.version_states import UNFINISHED
 from conch_control.version_phase import Phase
@@ -184,11 +184,8 @@ def check_free(options: Address) -> None:
     if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
         return
     try:
-        found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        for each in tcp_sockets(options.address, options.port, False):
+            each.close()
     except socket.gaierror as error:
         raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
     except OSError as error:

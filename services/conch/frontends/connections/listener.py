@@ -1,19 +1,21 @@
-"""A listening socket; accepts connections on the loop's thread."""
+"""Listening sockets; connections are accepted on the loop's thread."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.ipc.loop import IoLoop
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
+_BACKLOG = 2048
 _ACCEPTED_AT_ONCE = 100
 _ACCEPT_AGAIN_NS = 100_000_000
 
@@ -93,3 +95,57 @@ class Listener:
         with suppress(OSError):
             if self._path and os.stat(self._path).st_ino == self._inode:  # else it is a successor's
                 os.unlink(self._path)
+
+
+def tcp_sockets(host: str, port: int, reuse_port: bool) -> list[socket.socket]:
+    """Listens on the addresses of a host: all that this machine has, with one port; ``::`` has IPv4 too.
+
+    Raises:
+        OSError: It is not known, it has no address of this machine, or the port is in use on one of them.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    number = port
+    with ExitStack() as undo:
+        failure: OSError | None = None
+        for family, _, _, _, target in dict.fromkeys(found):
+            each = socket.socket(family, socket.SOCK_STREAM)
+            undo.callback(each.close)
+            try:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if reuse_port:
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+                each.bind((target[0], number, *target[2:]))
+                each.listen(_BACKLOG)
+            except OSError as error:
+                each.close()
+                if port and error.errno == errno.EADDRINUSE:
+                    raise
+                failure = error
+                continue
+            each.setblocking(False)
+            bound.append(each)
+            number = each.getsockname()[1]
+        if not bound:
+            assert failure is not None, "a host has an address"
+            raise failure
+        undo.pop_all()
+    return bound
+
+
+def unix_socket(path: str) -> socket.socket:
+    """Listens on a path; takes the place of a socket of a server that ended."""
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)  # of a server that ended; a running one loses its clients, as with gRPC
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

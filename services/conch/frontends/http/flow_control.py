@@ -6,16 +6,17 @@ Threads and locks: event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import ByteStream
+from conch.frontends.connections.turns import Turns
 
 AT_ONCE_BYTES = 8 << 20
 """Longer responses go to the transport in pieces."""
@@ -136,13 +137,6 @@ class HeldBodyError(ResourceExhaustedError):
     """A body is refused before its end for what the server holds; the connection closes with the response."""
 
 
-class SlicedParser(Protocol):
-    """A connection that parses its buffer in time slices."""
-
-    def parse_on(self) -> None:
-        """Parses the next time slice."""
-
-
 class ListenerState:
     """State shared by the connections of a listener.
 
@@ -157,6 +151,7 @@ class ListenerState:
         connections: Open connections.
         leaving: Number of connections that make room for others.
         tasks: Tasks of their handlers.
+        turns: Turns of those that have much to parse.
     """
 
     def __init__(
@@ -174,16 +169,4 @@ class ListenerState:
         self.leaving = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.on_lost = on_lost
-        self._unparsed: deque[SlicedParser] = deque()
-
-    def parse_later(self, connection: SlicedParser) -> None:
-        """Queues a connection for parsing; one runs per iteration of the event loop."""
-        self._unparsed.append(connection)
-        if len(self._unparsed) == 1:
-            self.loop.call_soon(self._parse_one)
-
-    def _parse_one(self) -> None:
-        connection = self._unparsed.popleft()
-        if self._unparsed:
-            self.loop.call_soon(self._parse_one)
-        connection.parse_on()
+        self.turns = Turns(loop.call_soon, monotonic_ns)

@@ -174,10 +174,10 @@ class Connection:
             self._reader.feed(data)
         else:
             self._unparsed = bytes(self._unparsed) + data if self._unparsed else data
-            self.parse_on()
+            self.take_turn()
 
-    def parse_on(self) -> None:
-        """Parses buffered bytes for one time slice; see `ListenerState.parse_later`.
+    def take_turn(self) -> None:
+        """Parses buffered bytes for one time slice.
 
         Pieces are small unless they belong to a body.
         """
@@ -201,7 +201,7 @@ class Connection:
         """Queues the rest of the buffer once no request waits."""
         if self._unparsed and not self._waiting and not self._parse_queued:
             self._parse_queued = True
-            self._state.parse_later(self)
+            self._state.turns.queue(self)
 
     # Requests in order
 

@@ -17,7 +17,7 @@ from conch.core.errors import UnavailableError
 from conch.core.servable import InlineClaim
 from conch.door.operation_table import SERVER_LIVE, SERVER_READY
 from conch.frontends.connections.byte_stream import ByteStream
-from conch.frontends.connections.listener import BACKLOG, Listener
+from conch.frontends.connections.listener import Listener, tcp_sockets
 from conch.frontends.connections.places import Place, find_place
 from conch.frontends.connections.wire import open_wire
 from conch.frontends.http.flow_control import ListenerState
@@ -109,10 +109,11 @@ class HttpLoop:
         Raises:
             UnavailableError: The address can't be listened on.
         """
-        bound = bound_socket(host, port, reuse_port)
+        bound = bound_sockets(host, port, reuse_port)
         self.start()
         with ExitStack() as undo:
-            undo.callback(bound.close)
+            for each in bound:
+                undo.callback(each.close)
             listener = HttpListener(self, handler, bound, tls, timeouts, most_connections)
             self.run(listener.start()).result()
             undo.pop_all()
@@ -248,7 +249,7 @@ class HttpListener:
         self,
         thread: HttpLoop,
         handler: Handler,
-        bound: socket.socket,
+        bound: Sequence[socket.socket],
         tls: ssl.SSLContext | None,
         timeouts: ClientTimeouts,
         most_connections: int,
@@ -256,13 +257,14 @@ class HttpListener:
         self._thread = thread
         self._tls = tls
         self._make = partial(ConnectionSet, thread.loop, handler, tls, timeouts, most_connections)
-        self.port: int = bound.getsockname()[1]
-        self._acceptor = Listener(bound, self._take, f"port {self.port}")
+        self.port: int = bound[0].getsockname()[1]
+        self._acceptors = [Listener(each, self._take, f"port {self.port}") for each in bound]
 
     async def start(self) -> None:
         """Starts accepting connections; runs on the loop."""
         self._connections = self._make()
-        self._acceptor.listen(self._thread.loop.io)
+        for each in self._acceptors:
+            each.listen(self._thread.loop.io)
 
     def _take(self, accepted: socket.socket, address: object) -> None:
         self._connections.serve(accepted, client_address(address))
@@ -284,7 +286,8 @@ class HttpListener:
         return self._thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
-        self._acceptor.close()
+        for each in self._acceptors:
+            each.close()
         return await self._connections.close(grace_s)
 
 
@@ -317,28 +320,16 @@ async def in_time(work: Coroutine[Any, Any, Any], seconds: float) -> bool:
     return True
 
 
-def bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
-    """Binds an address. Raises UnavailableError: it can't be listened on."""
+def bound_sockets(host: str, port: int, reuse_port: bool) -> list[socket.socket]:
+    """Listens on the addresses of a host, see `tcp_sockets`. Raises UnavailableError: it can't."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
+        return tcp_sockets(host or "0.0.0.0", port, reuse_port)
+    except socket.gaierror as error:
         raise UnavailableError(f"address '{host}' is not known: {error.strerror}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(address)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
     except OSError as error:
-        bound.close()
         if error.errno == errno.EADDRINUSE:
             raise UnavailableError(f"Socket '{host}:{port}' already in use ") from None
         raise UnavailableError(f"address {host}:{port} can't be listened on: {error.strerror}") from None
-    return bound
 
 
 def client_address(address: object) -> str:

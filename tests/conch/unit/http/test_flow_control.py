@@ -36,7 +36,7 @@ LONG = AT_ONCE_BYTES + 1000
 
 @pytest.fixture
 def wire() -> Wire:
-    return Wire(lambda exchange: None, object())
+    return Wire(lambda exchange: None, SimpleNamespace(call_soon=None))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.places import Seated
+from conch.frontends.connections.turns import Turns
 from conch.frontends.fair_pool import FairPool
 from conch.frontends.grpc.http2.limits import Http2Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
@@ -36,8 +37,6 @@ _CALL_REASONS = (
     "unread_answers",
 )
 
-_TURNS_NS = 4_000_000
-"""Time in a round of the loop for connections that have had a turn."""
 _SHORT_BYTES = 16 * 1024
 
 
@@ -66,43 +65,6 @@ class PortOptions:
     most_connections: int = 1000
     most_received_bytes: int = 1 << 30
     least_rate: int = 1024
-
-
-class TakesTurns(Protocol):
-    """A connection that has more to do than one turn allows."""
-
-    def take_turn(self) -> None:
-        """Does some of it."""
-
-
-class Turns:
-    """Turns of connections, in order, some in each round of the loop: others are heard in between."""
-
-    def __init__(self, loop: IoLoop, clock: Clock) -> None:
-        self._loop = loop
-        self._clock = clock
-        self._waiting: deque[TakesTurns] = deque()
-        self._called = False  # `_take` is under way to the loop
-
-    def queue(self, connection: TakesTurns) -> None:
-        """Gives a connection a turn, behind those that wait for theirs."""
-        self._waiting.append(connection)
-        if not self._called:
-            self._called = True
-            self._loop.call_soon(self._take)
-
-    def _take(self) -> None:
-        self._called = False
-        waiting, end_ns = self._waiting, self._clock() + _TURNS_NS
-        try:
-            for _ in range(len(waiting)):
-                waiting.popleft().take_turn()  # it may queue itself again
-                if self._clock() > end_ns:
-                    break
-        finally:
-            if waiting and not self._called:  # also after an error: the others have their turns
-                self._called = True
-                self._loop.call_soon(self._take)
 
 
 class PortConnection(Seated, Protocol):
@@ -166,7 +128,7 @@ class PortState:
         """Sets the loop, at the start."""
         self.loop = loop
         self.deadlines = Deadlines(loop)
-        self.turns = Turns(loop, self.clock)
+        self.turns = Turns(loop.call_soon, self.clock)
 
     def decompress(
         self,

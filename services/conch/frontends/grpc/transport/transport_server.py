@@ -7,10 +7,8 @@ thread of the server's own; all else runs on the loop's.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from conch.core.admission import HeldBytes
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.servable import InlineClaim
-from conch.frontends.connections.listener import BACKLOG, Listener
+from conch.frontends.connections.listener import Listener, tcp_sockets, unix_socket
 from conch.frontends.connections.wire import tls_context
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
@@ -217,59 +215,9 @@ def client_address(accepted: socket.socket, address: object) -> str:
 def bound_sockets(address: str, reuse_port: bool) -> list[socket.socket]:
     """Listening sockets of an address: one, or one for each address of a host name."""
     if address.startswith("unix:"):
-        return [_unix_socket(address.removeprefix("unix:"))]
+        return [unix_socket(address.removeprefix("unix:"))]
     host, _, port = address.rpartition(":")
     if host in _ANY_HOSTS and socket.has_dualstack_ipv6():
         with suppress(OSError):
-            return [_tcp_socket(socket.AF_INET6, ("::", int(port)), reuse_port, dual=True)]
-    found = socket.getaddrinfo(
-        host.strip("[]") or "0.0.0.0", int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    bound: list[socket.socket] = []
-    number = int(port)
-    failure: OSError | None = None
-    for family, _, _, _, target in dict.fromkeys(found):
-        try:
-            bound.append(_tcp_socket(family, (target[0], number, *target[2:]), reuse_port))
-        except OSError as error:
-            failure = error
-            continue
-        number = bound[0].getsockname()[1]
-    if not bound:
-        assert failure is not None, "a host has an address"
-        raise failure
-    return bound
-
-
-def _tcp_socket(
-    family: int, target: tuple[object, ...], reuse_port: bool, dual: bool = False
-) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
-        bound.bind(target)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
-
-
-def _unix_socket(path: str) -> socket.socket:
-    with suppress(OSError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)  # of a server that ended; a running one loses its clients, as with gRPC
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        bound.bind(path)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
+            return tcp_sockets("::", int(port), reuse_port)
+    return tcp_sockets(host.strip("[]") or "0.0.0.0", int(port), reuse_port)

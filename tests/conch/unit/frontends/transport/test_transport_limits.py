@@ -45,6 +45,7 @@ from tests.support.servers import WAIT_S, eventually
 
 from conch.core.clock import Clock
 from conch.core.tensor import Buffer
+from conch.frontends.connections.turns import Turns
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.tls_options import TlsOptions
@@ -53,7 +54,7 @@ from conch.frontends.grpc.transport.calls import UnaryCall
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
 from conch.frontends.grpc.transport.metadata import RequestHead
-from conch.frontends.grpc.transport.port_state import PortOptions, Turns
+from conch.frontends.grpc.transport.port_state import PortOptions
 from conch.frontends.grpc.transport.transport_server import TransportServer
 from conch.frontends.inflation import Inflated, inflate
 from conch.frontends.yield_gil import yield_gil
@@ -833,10 +834,6 @@ def test_a_turn_that_fails_takes_no_other_connection_its_own() -> None:
     turns = []
     work: list[Callable[[], object]] = []
 
-    class Loop:
-        def call_soon(self, call: Callable[[], object]) -> None:
-            work.append(call)
-
     class Connection:
         def __init__(self, fails: bool) -> None:
             self.fails = fails
@@ -845,8 +842,7 @@ def test_a_turn_that_fails_takes_no_other_connection_its_own() -> None:
             turns.append(self)
             assert not self.fails
 
-    loop: Any = Loop()
-    queue = Turns(loop, lambda: 0)
+    queue = Turns(work.append, lambda: 0)
     bad, good = Connection(True), Connection(False)
     queue.queue(bad)
     queue.queue(good)
