@@ -14,10 +14,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from conch.core.add_ons import entry_points
 from conch.core.errors import (
     ConchError,
     InternalError,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from conch.core.add_ons import entry_points
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch_control.control_options import StorageOptions
 from conch_control.repository.local import LocalRepository

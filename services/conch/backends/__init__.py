@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from conch.core.add_ons import entry_points
 from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError, UnavailableError
 

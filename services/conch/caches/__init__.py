@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
+from conch.core.add_ons import entry_points
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.cache_key import NewHash

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
-from importlib.metadata import distribution, entry_points
+from importlib import metadata
 from typing import Any
 
 _OWN = ("conch", "conch_api", "conch_control", "conch_testing")
@@ -13,8 +14,19 @@ _OWN = ("conch", "conch_api", "conch_control", "conch_testing")
 @cache
 def server_packages() -> tuple[str, ...]:
     """Import packages of server and add-ons: the names that their loggers begin with."""
-    found = {entry.module.partition(".")[0] for entry in distribution("conch").entry_points}
+    found = {entry.module.partition(".")[0] for entry in metadata.distribution("conch").entry_points}
     return (*_OWN, *sorted(found.difference(_OWN)))
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> Any:  # of another type in Python 3.11
+    return metadata.entry_points()
+
+
+def entry_points(**selected: str) -> metadata.EntryPoints:
+    """Entry points by `group` and `name`; those of all distributions are read once, as that takes a while."""
+    found: metadata.EntryPoints = _installed(tuple(sys.path)).select(**selected)
+    return found
 
 
 def load_add_ons(group: str) -> dict[str, Any]:

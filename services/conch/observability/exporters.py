@@ -11,9 +11,9 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from conch.core.add_ons import entry_points
 from conch.core.errors import UnavailableError
 
 GROUP, NAME = "conch.exporters", "otlp"

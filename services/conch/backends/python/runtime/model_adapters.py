@@ -39,7 +39,7 @@ def use_adapters(adapters: Adapters) -> None:
 @cache
 def installed_adapters() -> Adapters:
     """The functions that entry points of this interpreter name; imports none of them."""
-    from importlib.metadata import entry_points  # workers do without
+    from conch.core.add_ons import entry_points  # workers do without
 
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     packages: dict[str, str] = {}
