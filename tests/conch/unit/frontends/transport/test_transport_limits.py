@@ -749,20 +749,26 @@ def test_answers_that_are_not_read_are_bounded_for_all_connections(
         eventually(taken, "its own are few")
 
 
-@pytest.mark.parametrize("path", ["/t.T/Stream", SIZE])
-def test_connections_take_turns(path: str) -> None:
+@pytest.mark.parametrize(("path", "streams"), [("/t.T/Stream", 1), ("/t.T/Stream", 300), (SIZE, 1000)])
+def test_connections_take_turns(path: str, streams: int) -> None:
     """A call of one client is handled long before all that another has sent in few bytes."""
     server = TransportServer(PortOptions(settings=SETTINGS))
     handled: list[str] = []
-    sent = threading.Event()
+    begun, sent = threading.Event(), threading.Event()
+    flood = 1000 if path == SIZE else 18_000
+    # Of many streams, all are open before the other client sends its call.
+    first, most = (20 * streams, 2 * streams) if 1 < streams < flood else (1, flood // 2)
 
     def flooded() -> None:
         handled.append("flood")
-        assert sent.wait(WAIT_S)
+        if len(handled) == first:
+            begun.set()
+            assert sent.wait(WAIT_S)
 
     def stream(call: StreamRpc) -> None:
         def take(message: object) -> None:
             flooded()
+            call.write(b"")
             call.read_next()
 
         call.start(take, lambda: None)
@@ -783,19 +789,16 @@ def test_connections_take_turns(path: str) -> None:
         flooding, peer = (stack.enter_context(closing(Http2Peer(address))) for _ in range(2))
         flooding.handshake()
         peer.handshake()
-        if path == SIZE:
-            flooding.send(*(call(number, b"", path) for number in range(1, 2001, 2)))
-            flood = 1000
-        else:
-            flooding.send(headers(1, header_block(*call_pairs(path))))
-            flood = 20_000
-            flooding.send(data(1, message(b"") * flood))
-        eventually(lambda: handled, "the flood has begun")
+        block, each = header_block(*call_pairs(path)), message(b"") * (flood // streams)
+        end = END_STREAM if path == SIZE else 0
+        for number in range(1, 2 * streams, 2):
+            flooding.send(headers(number, block), data(number, each, end))
+        assert begun.wait(WAIT_S)
         peer.send(call(1, b"", "/t.T/Other"))
         peer.wait_sent()
         sent.set()
         eventually(lambda: "other" in handled, "the other client's call is handled")
-        assert handled.index("other") < flood // 2
+        assert handled.index("other") < first + most
         eventually(lambda: handled.count("flood") == flood, "all of the flood is handled, too")
 
 
