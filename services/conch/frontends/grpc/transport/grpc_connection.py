@@ -401,7 +401,7 @@ class GrpcConnection:
                 if events:
                     self._handle(events)
                 if http2.unparsed:
-                    self._parse_on(now_ns)
+                    self._go_on_later()
                 if len(data) < size and wire.reads_all:
                     break
         if self._state is State.CLOSED:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -800,6 +801,38 @@ def test_connections_take_turns(path: str, streams: int) -> None:
         eventually(lambda: "other" in handled, "the other client's call is handled")
         assert handled.index("other") < first + most
         eventually(lambda: handled.count("flood") == flood, "all of the flood is handled, too")
+
+
+def test_a_round_of_many_connections_is_bounded() -> None:
+    """Each connection has a few frames handled as it is read; for more, all of them share the round's turns."""
+    clock = count(0, SECOND // 10_000).__next__
+    server = TransportServer(PortOptions(settings=SETTINGS), ClockedLoop(clock), clock)
+    handled: list[str] = []
+    begun, sent = threading.Event(), threading.Event()
+
+    def unary(path: str, call: UnaryRpc, message: Any) -> None:
+        handled.append(path)
+        begun.set()
+        assert sent.wait(WAIT_S)
+        call.reply(b"")
+
+    server.serve({path: partial(unary, path) for path in (SIZE, "/t.T/Other")}, {}, {})
+    address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+    with ExitStack() as stack:
+        stack.callback(server.stop, 0)
+        server.start()
+        *flooding, peer = (stack.enter_context(closing(Http2Peer(address))) for _ in range(17))
+        for each in (*flooding, peer):
+            each.handshake()
+        for each in flooding:
+            each.send(*(call(number, b"", SIZE) for number in range(1, 401, 2)))
+            assert begun.wait(WAIT_S)
+        peer.send(call(1, b"", "/t.T/Other"))
+        for each in (*flooding, peer):
+            each.wait_sent()
+        sent.set()
+        eventually(lambda: "/t.T/Other" in handled, "the other client's call is handled")
+        assert handled.index("/t.T/Other") < 800
 
 
 def test_a_cancellation_is_heard_while_messages_wait_for_their_turns() -> None:
