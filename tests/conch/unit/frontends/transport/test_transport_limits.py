@@ -804,7 +804,7 @@ def test_connections_take_turns(path: str, streams: int) -> None:
 
 
 def test_a_round_of_many_connections_is_bounded() -> None:
-    """Each connection has a few frames handled as it is read; for more, all of them share the round's turns."""
+    """Each connection has a few frames handled as it is read; further ones share the round's turns."""
     clock = count(0, SECOND // 10_000).__next__
     server = TransportServer(PortOptions(settings=SETTINGS), ClockedLoop(clock), clock)
     handled: list[str] = []
