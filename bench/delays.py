@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ class Http:
         path: Its path.
         body: Its body.
         headers: Its headers.
+        tls: Trusted roots; None for a server without TLS.
     """
 
     def __init__(
@@ -76,8 +78,13 @@ class Http:
         path: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._connection = http.client.HTTPConnection(address, timeout=LIMIT_S)
+        self._connection = (
+            http.client.HTTPSConnection(address, timeout=LIMIT_S, context=tls)
+            if tls
+            else http.client.HTTPConnection(address, timeout=LIMIT_S)
+        )
         self._request = (method, path, body, headers or {})
 
     def __call__(self) -> bytes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from select import select
@@ -13,11 +12,11 @@ from select import select
 import numpy as np
 import psutil
 import pytest
-from tests.support.attacks import INFER, STREAM, health_probe
+from tests.support.attacks import INFER, health_probe
 from tests.support.certificates import Authority
+from tests.support.floods import FLOODS, LARGE, LARGE_CONFIG, OWN, streams_of
 from tests.support.grpc_transports import TRANSPORTS
 from tests.support.http2_peer import (
-    END_HEADERS,
     END_STREAM,
     MAX_WINDOW,
     PREFACE,
@@ -26,16 +25,9 @@ from tests.support.http2_peer import (
     Setting,
     call,
     call_pairs,
-    continuation,
     data,
-    frame,
     header_block,
     headers,
-    integer,
-    ping,
-    priority,
-    reset,
-    settings,
     window_update,
 )
 from tests.support.metrics import scrape, value
@@ -56,7 +48,7 @@ from tritonclient.grpc import service_pb2
 MOST_GROWTH = 150 << 20
 KEPT = 256 << 20
 """Freed memory that the allocator keeps, see `allocator.keep_large_blocks`."""
-ANSWER, ANSWERS, ROUNDS = 1 << 20, 200, 3
+ANSWERS, ROUNDS = 200, 3
 IDLE, IDLE_BYTES = 300, 100_000
 NO_PROGRESS_S = 60.0
 """After which a stream is cancelled whose client grants no window."""
@@ -67,32 +59,6 @@ MOST_RECEIVED, BEGUN, MANY = (64 << 20) + 4096, 2 << 20, 100
 
 MOST_S = 2.0
 """Processor time that the server may take for others while a health check beside an attack waits."""
-
-AT_ONCE = 200
-"""Frames that are sent together."""
-
-BLOCK = header_block(*call_pairs(STREAM))
-OPEN = headers(1, BLOCK)
-BOTH = ("grpcio", "own")
-OWN = ("own",)
-
-LARGE_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
-"""
-LARGE = f"""
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros({ANSWER}, np.uint8))])
-            for request in requests
-        ]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -145,101 +111,6 @@ def others_are_served(server: ServerProcess, kept: int = 0) -> Iterator[int]:
         still_serves(server)
     assert probe.worst_cpu_s < MOST_S
     eventually(lambda: resident(server) < before + kept + MOST_GROWTH, "the server's memory returns")
-
-
-def streams_of(number: int, count: int = AT_ONCE) -> range:
-    """The ids of one round's streams."""
-    return range(2 * count * number + 1, 2 * count * (number + 1), 2)
-
-
-def on_each_stream(make: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    return lambda number: b"".join(make(stream) for stream in streams_of(number))
-
-
-def after(first: bytes, again: bytes, count: int = AT_ONCE) -> Callable[[int], bytes]:
-    return lambda number: first if number == 0 else again * count
-
-
-@dataclass(frozen=True, slots=True)
-class Flood:
-    """Rounds of frames.
-
-    Attributes:
-        frames: The frames of a round, by its number.
-        ended_by: Transports that end the connection; others have to bound what the flood takes.
-        rounds: Number of rounds, unless the connection ends before.
-        reads: True if the client reads what the server sends.
-        acknowledges: True if the client acknowledges the server's settings.
-    """
-
-    frames: Callable[[int], bytes]
-    ended_by: tuple[str, ...] = OWN
-    rounds: int = 500
-    reads: bool = True
-    acknowledges: bool = True
-
-
-FLOODS = {
-    "streams that stay open": Flood(on_each_stream(lambda stream: headers(stream, BLOCK)), ended_by=()),
-    "streams reset at once": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + reset(stream)), ended_by=()
-    ),
-    # What follows has the server reset streams ("MadeYouReset").
-    "windows above 2^31-1": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + 2 * window_update(stream, MAX_WINDOW)),
-        ended_by=(),
-    ),
-    "increments of 0": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + window_update(stream, 0)), ended_by=("grpcio",)
-    ),
-    "DATA of half-closed streams": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK, END_HEADERS | END_STREAM) + data(stream, b"x")),
-        ended_by=(),
-    ),
-    "HEADERS of half-closed streams": Flood(
-        on_each_stream(lambda stream: 2 * headers(stream, BLOCK, END_HEADERS | END_STREAM)), ended_by=()
-    ),
-    "PRIORITY of a wrong length": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK) + priority(stream, bytes(4))), ended_by=()
-    ),
-    "malformed requests": Flood(
-        on_each_stream(lambda stream: headers(stream, BLOCK + header_block(("X-A", "a")))), ended_by=()
-    ),
-    "empty CONTINUATION": Flood(after(headers(1, BLOCK, 0), continuation(1, b"", 0)), ended_by=BOTH),
-    "CONTINUATION": Flood(
-        after(headers(1, BLOCK, 0), continuation(1, header_block(("x-a", "a" * 16_000)), 0), 10),
-        ended_by=BOTH,
-    ),
-    "one field thousands of times": Flood(
-        lambda number: (
-            headers(1, BLOCK + b"\x40\x03x-a" + integer(4000, 7) + b"a" * 4000)
-            if number == 0
-            else headers(2 * number + 1, BLOCK + integer(62, 7, 0x80) * 12_000)
-        ),
-        ended_by=BOTH,
-        rounds=100,
-        acknowledges=False,
-    ),
-    "table size updates": Flood(
-        on_each_stream(lambda stream: headers(stream, b"\x20\x3f\xe1\x1f" * 100 + BLOCK) + reset(stream)),
-        ended_by=BOTH,
-    ),
-    "PING": Flood(after(ping(), ping())),
-    "PING of a client that does not read": Flood(after(ping(), ping()), reads=False),
-    "SETTINGS": Flood(after(settings(), settings())),
-    "SETTINGS of a client that does not read": Flood(after(settings(), settings()), reads=False),
-    "SETTINGS of a thousand values": Flood(
-        after(b"", settings(*[(Setting.INITIAL_WINDOW_SIZE, size) for size in range(1000)]), 10)
-    ),
-    "empty DATA": Flood(after(OPEN, data(1))),
-    "WINDOW_UPDATE": Flood(after(OPEN, window_update(0, 1) + window_update(1, 1))),
-    "PRIORITY": Flood(after(OPEN, priority(1))),
-    "RST_STREAM of a closed stream": Flood(after(OPEN, reset(1))),
-    "unknown frames": Flood(after(b"", frame(0x16, 0, 0, bytes(8)))),
-    "DATA beyond the windows": Flood(
-        after(OPEN + data(1, b"\0\x40\0\0\0"), data(1, bytes(16384)), 16), ended_by=()
-    ),
-}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from conch.ipc.loop import IoLoop
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_ACCEPTED_AT_ONCE = 100
+_TURN_NS = 2_000_000
 _ACCEPT_AGAIN_NS = 100_000_000
 
 
@@ -64,8 +64,9 @@ class Listener:
         loop.call_at(self._clock() + _ACCEPT_AGAIN_NS, lambda: self.listen(loop))
 
     def on_ready(self, events: int) -> None:
-        """Accepts some of the connections that wait."""
-        for _ in range(_ACCEPTED_AT_ONCE):
+        """Accepts some of the connections that wait: where all places are taken, each may cost a search."""
+        end_ns = self._clock() + _TURN_NS
+        while True:
             try:
                 accepted, address = self._bound.accept()
             except (BlockingIOError, ConnectionError):
@@ -83,6 +84,8 @@ class Listener:
             accepted.setblocking(False)
             with suppress(OSError):
                 self._take(accepted, address)
+            if self._clock() > end_ns:
+                return
 
     def close(self) -> None:
         """Stops listening; removes the file of a Unix socket."""

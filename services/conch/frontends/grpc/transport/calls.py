@@ -43,7 +43,7 @@ _INTERNAL = 13
 _UNIMPLEMENTED = 12
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
 _LEAST_PATIENCE_NS = 10_000_000
-_MESSAGES_AT_ONCE = 8
+_MESSAGES_AT_ONCE = 2
 _NO_BUFFERS: tuple[Buffer, ...] = ()
 
 
@@ -626,7 +626,8 @@ class StreamCall(TransportCall, Reader):
             read = self._backlog.take_ready()
         for work in read:
             work()
-        self.deliver()
+        if self._wanted and self._inbox:
+            self.connection.deliver_later(self)
 
     # On any thread.
 

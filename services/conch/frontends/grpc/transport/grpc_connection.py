@@ -48,7 +48,6 @@ import logging
 import random
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
@@ -196,7 +195,7 @@ class GrpcConnection:
         self._watching = False  # for progress
         self._queued = False  # for a turn, with what the last one has left
         self._streaming: set[int] = set()
-        self._undelivered: deque[StreamCall] = deque()  # streams with messages for the next turn
+        self._undelivered: dict[StreamCall, None] = {}  # streams with messages for the next turn
         self.answers = 0
         self.heard_at = port.clock()
         self.reserved = reserved
@@ -402,7 +401,7 @@ class GrpcConnection:
                 if events:
                     self._handle(events)
                 if http2.unparsed:
-                    self._parse_on(now_ns)
+                    self._go_on_later()
                 if len(data) < size and wire.reads_all:
                     break
         if self._state is State.CLOSED:
@@ -428,7 +427,7 @@ class GrpcConnection:
 
     def deliver_later(self, call: StreamCall) -> None:
         """Has a stream deliver more of its messages in the next turn."""
-        self._undelivered.append(call)
+        self._undelivered[call] = None
         self._go_on_later()
 
     def _go_on_later(self) -> None:
@@ -440,10 +439,13 @@ class GrpcConnection:
         """Goes on with what the last turn has left."""
         self._queued = False
         since_ns = self._port.clock()
-        if self._undelivered:
-            call = self._undelivered.popleft()
-            self.guarded(call, call.deliver)
         self._parse_on(since_ns)
+        while self._undelivered:
+            call = next(iter(self._undelivered))
+            del self._undelivered[call]
+            self.guarded(call, call.deliver)
+            if self._port.clock() - since_ns > _TURN_NS:
+                break
         if self._undelivered:
             self._go_on_later()
         if not self._http2.unparsed:

@@ -100,7 +100,10 @@ def test_a_stream_reads_on_when_its_client_has_read() -> None:
     call.receive(sent, 0, len(sent))
     call.sent(long.nbytes)
     assert not taken
+    connection.turns.pop().deliver()
+    assert not taken
     call.sent(0)
+    connection.turns.pop().deliver()
     assert taken == [b"abc"]
     call.finish()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -750,20 +751,26 @@ def test_answers_that_are_not_read_are_bounded_for_all_connections(
         eventually(taken, "its own are few")
 
 
-@pytest.mark.parametrize("path", ["/t.T/Stream", SIZE])
-def test_connections_take_turns(path: str) -> None:
+@pytest.mark.parametrize(("path", "streams"), [("/t.T/Stream", 1), ("/t.T/Stream", 300), (SIZE, 1000)])
+def test_connections_take_turns(path: str, streams: int) -> None:
     """A call of one client is handled long before all that another has sent in few bytes."""
     server = TransportServer(PortOptions(settings=SETTINGS))
     handled: list[str] = []
-    sent = threading.Event()
+    begun, sent = threading.Event(), threading.Event()
+    flood = 1000 if path == SIZE else 18_000
+    # Of many streams, all are open before the other client sends its call.
+    first, most = (20 * streams, 2 * streams) if 1 < streams < flood else (1, flood // 2)
 
     def flooded() -> None:
         handled.append("flood")
-        assert sent.wait(WAIT_S)
+        if len(handled) == first:
+            begun.set()
+            assert sent.wait(WAIT_S)
 
     def stream(call: StreamRpc) -> None:
         def take(message: object) -> None:
             flooded()
+            call.write(b"")
             call.read_next()
 
         call.start(take, lambda: None)
@@ -784,20 +791,49 @@ def test_connections_take_turns(path: str) -> None:
         flooding, peer = (stack.enter_context(closing(Http2Peer(address))) for _ in range(2))
         flooding.handshake()
         peer.handshake()
-        if path == SIZE:
-            flooding.send(*(call(number, b"", path) for number in range(1, 2001, 2)))
-            flood = 1000
-        else:
-            flooding.send(headers(1, header_block(*call_pairs(path))))
-            flood = 20_000
-            flooding.send(data(1, message(b"") * flood))
-        eventually(lambda: handled, "the flood has begun")
+        block, each = header_block(*call_pairs(path)), message(b"") * (flood // streams)
+        end = END_STREAM if path == SIZE else 0
+        for number in range(1, 2 * streams, 2):
+            flooding.send(headers(number, block), data(number, each, end))
+        assert begun.wait(WAIT_S)
         peer.send(call(1, b"", "/t.T/Other"))
         peer.wait_sent()
         sent.set()
         eventually(lambda: "other" in handled, "the other client's call is handled")
-        assert handled.index("other") < flood // 2
+        assert handled.index("other") < first + most
         eventually(lambda: handled.count("flood") == flood, "all of the flood is handled, too")
+
+
+def test_a_round_of_many_connections_is_bounded() -> None:
+    """Each connection has a few frames handled as it is read; further ones share the round's turns."""
+    clock = count(0, SECOND // 10_000).__next__
+    server = TransportServer(PortOptions(settings=SETTINGS), ClockedLoop(clock), clock)
+    handled: list[str] = []
+    begun, sent = threading.Event(), threading.Event()
+
+    def unary(path: str, call: UnaryRpc, message: Any) -> None:
+        handled.append(path)
+        begun.set()
+        assert sent.wait(WAIT_S)
+        call.reply(b"")
+
+    server.serve({path: partial(unary, path) for path in (SIZE, "/t.T/Other")}, {}, {})
+    address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+    with ExitStack() as stack:
+        stack.callback(server.stop, 0)
+        server.start()
+        *flooding, peer = (stack.enter_context(closing(Http2Peer(address))) for _ in range(17))
+        for each in (*flooding, peer):
+            each.handshake()
+        for each in flooding:
+            each.send(*(call(number, b"", SIZE) for number in range(1, 401, 2)))
+            assert begun.wait(WAIT_S)
+        peer.send(call(1, b"", "/t.T/Other"))
+        for each in (*flooding, peer):
+            each.wait_sent()
+        sent.set()
+        eventually(lambda: "/t.T/Other" in handled, "the other client's call is handled")
+        assert handled.index("/t.T/Other") < 800
 
 
 def test_a_cancellation_is_heard_while_messages_wait_for_their_turns() -> None:
