@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="conch run",
         description="Serves a GGUF file, a folder, or a model that it fetches first as conch pull does, and "
-        "opens a chat in the terminal. Elsewhere it answers one prompt, the argument or standard input, as "
+        "opens a chat in the terminal. Elsewhere it answers one prompt, the argument and standard input, as "
         "plain text.",
         epilog="exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted",
     )
@@ -129,12 +130,21 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
+def _is_fed() -> bool:
+    """True if standard input is a pipe or a file: of others the end may never come."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
 def _whole_prompt(options: argparse.Namespace) -> str:
-    """The argument, or all of standard input."""
-    given = options.prompt
-    data = (
-        sys.stdin.buffer.read(_MOST_PROMPT + 1) if given is None else given.encode(errors="surrogateescape")
-    )
+    """The argument, and behind it all of standard input, if that is a pipe or a file."""
+    data = b"" if options.prompt is None else options.prompt.encode(errors="surrogateescape")
+    if options.prompt is None or _is_fed():
+        read = sys.stdin.buffer.read(_MOST_PROMPT + 1)
+        data = data + b"\n\n" + read if data and read.strip() else data or read
     if len(data) > _MOST_PROMPT:
         raise _UsageError(f"the prompt has more than {_MOST_PROMPT} bytes")
     try:

@@ -55,6 +55,11 @@ SCORE = "/v1/score"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 
+MOST_TOKENIZED = 1 << 19
+"""Characters of a text whose tokens are asked for: about a second of an engine that others wait for."""
+MOST_DETOKENIZED = 1 << 17
+"""Tokens whose text is asked for."""
+
 PREFIXES = ("/v1/", "/openai/")
 """Prefixes of paths that belong to OpenAI's routes."""
 

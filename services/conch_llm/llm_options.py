@@ -17,13 +17,13 @@ from conch.settings.option import FlagError, Settings, option, settings_of
 from conch.settings.option_checks import contents_of
 from conch.settings.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, NATURAL, POSITIVE, TEXT
 from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.language.tool_calls import PARSERS
 from conch_llm.openai_provider import OpenAiRoutes
 from conch_llm.openai_settings import OpenAiSettings, TextDefaults
 
 if TYPE_CHECKING:
     from conch.access.access_guard import Restrictions
 
-_PARSERS = ("hermes", "llama3", "mistral")
 _CATEGORIES = frozenset(("inference", "model-repository", "health"))
 
 
@@ -149,7 +149,7 @@ class LlmSettings(AddOnSettings):
         TEXT,
         "",
         "how models that do not say so write tool calls",
-        choices=_PARSERS,
+        choices=PARSERS,
         optional=True,
     )
     lora_separator: str = option(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import IO
 
 _WIDTH = 30
 _PAUSE_S = 0.1
+_COLUMNS = 80
+"""Of a terminal that does not tell."""
 
 
 def _rows(done: float) -> str:
@@ -43,6 +46,9 @@ class ProgressBar:
             cells = int(fraction * _WIDTH)
             bar = f"[{'#' * cells}{'.' * (_WIDTH - cells)}] {fraction:4.0%}  "
         text = f"{bar}{self._amount(done)}, {self._amount(rate)}/s"
+        columns = os.get_terminal_size(self._out.fileno()).columns or _COLUMNS
+        if len(text) >= columns:  # a line that wraps would stay
+            text = text[len(bar) :][: columns - 1]
         print(f"\r\x1b[K{text}", end="", file=self._out, flush=True)
 
     def clear(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from conch.core.errors import InvalidArgumentError
 from conch_engines.language.field_checks import Range, number, switch, whole
 from conch_engines.language.grammars import Grammar, read_grammar
+from conch_llm.language.tool_calls import SPECIAL_TOKENS
 from conch_llm.models.model_requests import ChatRequest, TextRequest
 
 
@@ -106,6 +107,8 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any], vocabulary: int,
     values["ignore_eos"] = switch("ignore_eos", asked.get("ignore_eos"), False) and grammar is None
     if asked.get("logit_bias"):
         values["logit_bias"] = _biases(asked["logit_bias"], vocabulary)
+    if isinstance(request, ChatRequest) and request.tools and asked.get("tool_choice") != "none":
+        values["preserved_tokens"] = SPECIAL_TOKENS  # of which the engine leaves others out of the text
     logprobs = _logprobs(request)
     if logprobs is not None:
         values["n_probs"] = max(logprobs, 1)  # without any the engine has none of the chosen token

@@ -19,6 +19,7 @@ from huggingface_hub import (
     errors,
     get_token,
     hf_hub_url,
+    snapshot_download,
     try_to_load_from_cache,
 )
 
@@ -52,6 +53,8 @@ class HubSource:
             self._client.origin(constants.ENDPOINT)
         except PullError as error:
             raise PullError(f"HF_ENDPOINT: {error}") from None
+        if constants.HF_HUB_OFFLINE:
+            return self._cached()
         where = f"the hub has no '{self._repository}'"
         try:
             found = HfApi(library_name="conch").model_info(
@@ -81,6 +84,20 @@ class HubSource:
         if len(siblings) > _MOST_FILES:
             raise PullError(f"'{self._repository}' has more than {_MOST_FILES} files, which is no model")
         return Listing([_file(each) for each in siblings])
+
+    def _cached(self) -> Listing:
+        """The files of the revision that the library's cache has."""
+        try:
+            folder = Path(
+                snapshot_download(self._repository, revision=self._revision or None, local_files_only=True)
+            )
+        except errors.LocalEntryNotFoundError:
+            raise PullError(
+                f"HF_HUB_OFFLINE is set, and the cache has no '{self._repository}' of that revision"
+            ) from None
+        self._commit = folder.name
+        paths = sorted(each for each in folder.rglob("*") if each.is_file())
+        return Listing([RemoteFile(str(each.relative_to(folder)), each.stat().st_size) for each in paths])
 
     def fetch(self, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
         """Fetches a file, or links the one that the library's cache has."""

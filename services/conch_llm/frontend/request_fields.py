@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from conch.frontends.yield_gil import yield_gil
+from conch_llm.contract import MOST_DETOKENIZED, MOST_TOKENIZED
 from conch_llm.frontend.openai_errors import RequestError
 
 Check = Callable[[str, Any], Any]
@@ -33,7 +34,6 @@ _MOST_TOOLS = 128
 _MOST_WORDS = 128
 _MOST_BIASES = 1024
 _MOST_ALLOWED = 1 << 14
-_MOST_DETOKENIZED = 1 << 17
 _MOST_TEXT = 1 << 22
 _MOST_OBJECT = 1 << 16
 _MOST_TOOLS_SIZE = 1 << 18
@@ -407,7 +407,7 @@ RERANK_FIELDS: Mapping[str, Check] = {
 }
 TOKENIZE_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "prompt": _short(_MOST_TEXT),
+    "prompt": _short(MOST_TOKENIZED),
     "add_special_tokens": _switch,
     "return_token_strs": _switch,
 }
@@ -421,7 +421,7 @@ TOKENIZE_CHAT_FIELDS: Mapping[str, Check] = {
 }
 DETOKENIZE_FIELDS: Mapping[str, Check] = {
     **MODEL,
-    "tokens": _list_of(_whole(0, _INT32), "token ids", _MOST_DETOKENIZED),
+    "tokens": _list_of(_whole(0, _INT32), "token ids", MOST_DETOKENIZED),
 }
 
 

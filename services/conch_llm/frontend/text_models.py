@@ -244,7 +244,8 @@ def _calls_in(call: GenerationCall) -> ToolCallParser | None:
     choice = fields.get("tool_choice", "auto")
     if choice != "auto":
         return forced_call_parser(choice)
-    return tool_call_parser(call.tool_parser, parallel=fields.get("parallel_tool_calls", True))
+    parallel = fields.get("parallel_tool_calls", True)
+    return tool_call_parser(call.tool_parser, parallel=parallel, tools=fields["tools"])
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:

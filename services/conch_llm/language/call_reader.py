@@ -45,14 +45,18 @@ class CallReader:
 
     The call begins when the name is known and the arguments have begun; text that fails before is no call,
     and `raw` has it.
+
+    Args:
+        name: The name, if it stands before; the object is the arguments then.
     """
 
-    def __init__(self) -> None:
-        self._state = _State.OPENING
+    def __init__(self, name: str = "") -> None:
+        self._state = _State.VALUE if name else _State.OPENING
         self._raw: list[str] = []
-        self._key = ""
+        self._key = _ARGUMENTS[0] if name else ""
         self._keys: set[str] = set()
-        self._name: str | None = None
+        self._name = name or None
+        self._after_value = _State.DONE if name else _State.COMMA
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -175,7 +179,7 @@ class CallReader:
 
     def _end_token(self) -> None:
         is_key = self._state is _State.IN_KEY
-        self._state = _State.COLON if is_key else _State.COMMA
+        self._state = _State.COLON if is_key else self._after_value
         if self._taken is None or self._taken is self._arguments:
             return
         try:

@@ -1,29 +1,49 @@
 """Finds tool calls in the text of a model, piece by piece, and calls that a request forces.
 
 A format is a table: in each state the literals that may follow, with the state after each. White space before
-a literal is skipped. Text that does not fit is given back as text. Each character is read once, or twice
-where a literal begins and does not go on.
+a literal is skipped. Some formats have the name before the arguments: it ends at white space or a bracket.
+Text that does not fit is given back as text. Each character is read once, or twice where a literal begins and
+does not go on.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from conch.core.errors import InvalidArgumentError
-from conch_llm.language.call_reader import CallReader
+from conch_llm.language.call_reader import CallReader, Read
 from conch_llm.language.markers import MarkerSearch
+from conch_llm.language.written_arguments import (
+    BEFORE,
+    BETWEEN,
+    DONE,
+    KEY,
+    KEY_END,
+    VALUE,
+    QuotedArguments,
+    TaggedArguments,
+)
 
 START: Final = "start"
 TEXT: Final = "text"
 CALL: Final = "call"
 AFTER_CALL: Final = "after_call"
 GAP: Final = "gap"
+NAME: Final = "name"
+NAMED: Final = "named"
+ID: Final = "id"
+IDENTIFIED: Final = "identified"
 
+_RUNS: Final = {NAME: NAMED, ID: IDENTIFIED}
+"""States in which a name or an id is read, and the state after each."""
+_RUN = re.compile(r"[^\s<>{}\[\]\"]*")
 _SHORT_ID = string.ascii_letters + string.digits
 
 
@@ -35,55 +55,177 @@ def _mistral_id() -> str:
     return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
 
 
+class CallParts(Protocol):
+    """Reads one call, from the literal on that begins it."""
+
+    @property
+    def begun(self) -> bool:
+        """True if the call has begun: the text is no text any more."""
+
+    @property
+    def done(self) -> bool:
+        """True if the call is complete."""
+
+    @property
+    def failed(self) -> bool:
+        """True if the text is no call, or stops being one."""
+
+    def raw(self) -> str:
+        """The text read so far, if it is no call."""
+
+    def feed(self, text: str, start: int) -> Read:
+        """Reads to the end of the call, a character that does not fit, or the end of the text."""
+
+
+def _json_call(name: str, parameters: Mapping[str, Any]) -> CallParts:
+    return CallReader(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """Syntax of a model's tool calls.
 
     Attributes:
         states: By state the literals that may follow and the state after each; `CALL` begins at its literal.
-        marker: Begins calls in the midst of text; empty if they can only stand at the start.
+        signs: Texts that all chat templates of the format have, and that no format before it has.
+        markers: Begin calls in the midst of text; none if they can only stand at the start.
+        tokens: Literals that may be special tokens, which detokenizers drop.
         make_id: Makes the id of a call.
+        make_reader: Makes the reader of a call, from its name, if that stands before, and from the schema of
+            its parameters.
     """
 
     states: Mapping[str, Mapping[str, str]]
-    marker: str = ""
+    signs: Sequence[str] = ()
+    markers: Sequence[str] = ()
+    tokens: Sequence[str] = ()
     make_id: Callable[[], str] = _call_id
+    make_reader: Callable[[str, Mapping[str, Any]], CallParts] = _json_call
 
 
-_BEFORE = "before"
 _LIST = "list"
 _OPEN = "open"
 
-HERMES = ToolFormat(
-    {
-        START: {"<tool_call>": _BEFORE},
-        _BEFORE: {"{": CALL},
-        AFTER_CALL: {"</tool_call>": GAP, "<tool_call>": _BEFORE},
-        GAP: {"<tool_call>": _BEFORE},
-    },
-    marker="<tool_call>",
-)
-LLAMA3 = ToolFormat(
-    {
-        START: {"<|python_tag|>": _BEFORE, "{": CALL},
-        _BEFORE: {"{": CALL},
-        AFTER_CALL: {";": _BEFORE, "{": CALL, "<|python_tag|>": _BEFORE},
-    }
-)
-MISTRAL = ToolFormat(
-    {
-        # The marker is a special token, which most detokenizers drop. At the start
-        # it is read from its "[" on, like a list without it.
-        START: {"[TOOL_CALLS]": _LIST, "[": _OPEN},
-        _OPEN: {"{": CALL, "TOOL_CALLS]": _LIST},
-        _LIST: {"[": _BEFORE},
-        _BEFORE: {"{": CALL},
-        AFTER_CALL: {",": _BEFORE, "]": GAP},
-        GAP: {"[TOOL_CALLS]": _LIST},
-    },
-    marker="[TOOL_CALLS]",
-    make_id=_mistral_id,
-)
+
+def _gemma(start: str, end: str, quote: str) -> ToolFormat:
+    """Gemma's calls: ``call:name{key:value}`` between two tokens; a third one begins and ends texts."""
+    return ToolFormat(
+        {
+            START: {start: BEFORE},
+            BEFORE: {"call:": NAME},
+            NAMED: {"{": CALL},
+            AFTER_CALL: {end: GAP, start: BEFORE},
+            GAP: {start: BEFORE},
+        },
+        signs=(start,),
+        markers=(start,),
+        tokens=(start, end, quote),
+        make_reader=lambda name, parameters: QuotedArguments(name, quote),
+    )
+
+
+_FORMATS = {
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "qwen3_coder": ToolFormat(
+        {
+            START: {"<tool_call>": BEFORE, "<function=": NAME},
+            BEFORE: {"<function=": NAME},
+            NAMED: {">": CALL},
+            AFTER_CALL: {"</tool_call>": GAP, "<tool_call>": BEFORE, "<function=": NAME},
+            GAP: {"<tool_call>": BEFORE, "<function=": NAME},
+        },
+        signs=("<tool_call>", "<function="),
+        markers=("<tool_call>", "<function="),
+        tokens=("<tool_call>", "</tool_call>"),
+        make_reader=partial(
+            TaggedArguments,
+            {
+                BEFORE: {">": BETWEEN},
+                BETWEEN: {"<parameter=": KEY, "</function>": DONE},
+                KEY: {">": VALUE},
+                VALUE: {"</parameter>": BETWEEN},
+            },
+            "\n",
+        ),
+    ),
+    "glm": ToolFormat(
+        {
+            START: {"<tool_call>": NAME},
+            NAMED: {"<arg_key>": CALL, "</tool_call>": CALL},
+            AFTER_CALL: {"<tool_call>": NAME},
+        },
+        signs=("<tool_call>", "<arg_key>"),
+        markers=("<tool_call>",),
+        tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        make_reader=partial(
+            TaggedArguments,
+            {
+                BEFORE: {"<arg_key>": KEY, "</tool_call>": DONE},
+                KEY: {"</arg_key>": KEY_END},
+                KEY_END: {"<arg_value>": VALUE},
+                VALUE: {"</arg_value>": BETWEEN},
+                BETWEEN: {"<arg_key>": KEY, "</tool_call>": DONE},
+            },
+            "",
+        ),
+    ),
+    "hermes": ToolFormat(
+        {
+            START: {"<tool_call>": BEFORE},
+            BEFORE: {"{": CALL},
+            AFTER_CALL: {"</tool_call>": GAP, "<tool_call>": BEFORE},
+            GAP: {"<tool_call>": BEFORE},
+        },
+        signs=("<tool_call>",),
+        markers=("<tool_call>",),
+        tokens=("<tool_call>", "</tool_call>"),
+    ),
+    "mistral_args": ToolFormat(
+        {
+            START: {"[TOOL_CALLS]": NAME},
+            NAMED: {"{": CALL, "[ARGS]": _OPEN, "[CALL_ID]": ID},
+            IDENTIFIED: {"[ARGS]": _OPEN},
+            _OPEN: {"{": CALL},
+            AFTER_CALL: {"[TOOL_CALLS]": NAME},
+        },
+        signs=("[TOOL_CALLS]", "[ARGS]"),
+        markers=("[TOOL_CALLS]",),
+        tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        make_id=_mistral_id,
+    ),
+    "mistral": ToolFormat(
+        {
+            # Most detokenizers drop the marker. At the start it is read from
+            # its "[" on, like a list without it.
+            START: {"[TOOL_CALLS]": _LIST, "[": _OPEN},
+            _OPEN: {"{": CALL, "TOOL_CALLS]": _LIST},
+            _LIST: {"[": BEFORE},
+            BEFORE: {"{": CALL},
+            AFTER_CALL: {",": BEFORE, "]": GAP},
+            GAP: {"[TOOL_CALLS]": _LIST},
+        },
+        signs=("[TOOL_CALLS]",),
+        markers=("[TOOL_CALLS]",),
+        tokens=("[TOOL_CALLS]",),
+        make_id=_mistral_id,
+    ),
+    "llama3": ToolFormat(
+        {
+            START: {"<|python_tag|>": BEFORE, "{": CALL},
+            BEFORE: {"{": CALL},
+            AFTER_CALL: {";": BEFORE, "{": CALL, "<|python_tag|>": BEFORE},
+        },
+        # Others of its headers write ``arguments``.
+        signs=("<|start_header_id|>", '"parameters": '),
+        tokens=("<|python_tag|>",),
+    ),
+}
+"""Formats by name; the first whose signs a template has is its own."""
+PARSERS = tuple(sorted(_FORMATS))
+"""Names of the formats."""
+SPECIAL_TOKENS = tuple(sorted({token for each in _FORMATS.values() for token in each.tokens}))
+"""Literals of calls that may be special tokens."""
 FORCED = ToolFormat({START: {"{": CALL}, AFTER_CALL: {}})
 """The whole text is one call."""
 
@@ -91,11 +233,6 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 """Keywords of a schema whose members have names of the user's choice."""
 _DATA = ("enum", "const", "default", "examples")
 """Keywords of a schema whose values are no schemas."""
-_FORMATS = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL}
-
-
-_LLAMA3_PARAMETERS = '"parameters": '
-"""In the instructions of llama 3's templates; others say ``arguments``."""
 
 
 def parser_of_template(template: str) -> str:
@@ -106,28 +243,26 @@ def parser_of_template(template: str) -> str:
     """
     if "tools" not in template:
         return ""
-    if "<tool_call>" in template:  # Qwen3-Coder and GLM put XML inside
-        return "" if "<function=" in template or "<arg_key>" in template else "hermes"
-    if "[TOOL_CALLS]" in template:  # later versions put the name before the JSON
-        return "" if "[ARGS]" in template or "[CALL_ID]" in template else "mistral"
-    if "<|start_header_id|>" in template and _LLAMA3_PARAMETERS in template:
-        return "llama3"
-    return ""
+    found = (name for name, each in _FORMATS.items() if all(sign in template for sign in each.signs))
+    return next(found, "")
 
 
-def tool_call_parser(name: str, *, parallel: bool = True) -> ToolCallParser:
+def tool_call_parser(
+    name: str, *, parallel: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+) -> ToolCallParser:
     """The parser of a name.
 
     Args:
-        name: ``hermes``, ``llama3`` or ``mistral``.
+        name: One of `PARSERS`.
         parallel: The request's ``parallel_tool_calls``; without it calls after the first are dropped.
+        tools: The request's tools, whose schemas tell types that the format does not write.
 
     Raises:
         InvalidArgumentError: There is no parser of the name.
     """
     if name not in _FORMATS:
-        raise InvalidArgumentError(f"unknown tool parser {name!r}; known are {', '.join(sorted(_FORMATS))}")
-    return ToolCallParser(_FORMATS[name], parallel=parallel)
+        raise InvalidArgumentError(f"unknown tool parser {name!r}; known are {', '.join(PARSERS)}")
+    return ToolCallParser(_FORMATS[name], parallel=parallel, tools=tools)
 
 
 def forced_call_parser(tool_choice: str | Mapping[str, Any]) -> ToolCallParser:
@@ -142,10 +277,16 @@ class ToolCallParser:
         tool_format: Syntax of the model's calls.
         parallel: True to read calls after the first, too.
         finish_reason: Reason of an answer with calls, instead of ``stop``.
+        tools: The request's tools.
     """
 
     def __init__(
-        self, tool_format: ToolFormat, *, parallel: bool = True, finish_reason: str = "tool_calls"
+        self,
+        tool_format: ToolFormat,
+        *,
+        parallel: bool = True,
+        finish_reason: str = "tool_calls",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.finish_reason = finish_reason
         self._format = tool_format
@@ -153,8 +294,11 @@ class ToolCallParser:
         self._state: str = START
         self._held: list[str] = []  # given back if no call follows
         self._literal = ""  # the beginning of a literal
-        self._search = MarkerSearch([tool_format.marker] if tool_format.marker else [])
-        self._reader = CallReader()
+        self._name: list[str] = []
+        self._run = False  # a name or an id has begun
+        self._search = MarkerSearch(tool_format.markers)
+        self._tools = tools
+        self._reader: CallParts | None = None
         self._calls = 0
         self._text: list[str] = []
         self._deltas: list[dict[str, Any]] = []
@@ -168,10 +312,12 @@ class ToolCallParser:
         """Takes a piece; returns what it adds to the text, and deltas of calls."""
         position = 0
         while position < len(text):
-            if self._state == TEXT:
+            if self._reader is not None:
+                position = self._read_call(self._reader, text, position)
+            elif self._state == TEXT:
                 position = self._read_text(text, position)
-            elif self._state == CALL:
-                position = self._read_call(text, position)
+            elif self._state in _RUNS:
+                position = self._read_run(text, position)
             else:
                 position = self._read_literal(text, position)
         return self._taken()
@@ -179,7 +325,7 @@ class ToolCallParser:
     def end(self) -> tuple[str, list[dict[str, Any]]]:
         """Ends the text; returns the text that was kept back."""
         self._text.append(self._search.end())
-        if self._state == CALL and not self._reader.begun:
+        if self._reader is not None and not self._reader.begun:
             self._held.append(self._reader.raw())
         kept = "".join(self._held) + self._literal
         # A closing literal that is cut, and the space around calls, say nothing.
@@ -214,31 +360,50 @@ class ToolCallParser:
         literals = self._format.states[self._state]
         if literal in literals:
             following = literals[literal]
-            if self._state == AFTER_CALL and literal != self._format.marker:
+            if self._state == AFTER_CALL and literal not in self._format.markers:
                 self._held.clear()
-                self._literal = ""
-                position += following != CALL
             elif following != CALL:
                 self._held.append(literal)
-                self._literal = ""
-                position += 1
+            self._literal = ""
             self._state = following
-            return position
+            if following == CALL:
+                name = "".join(self._name)
+                self._name.clear()
+                self._reader = self._format.make_reader(name, _parameters(self._tools, name))
+                self._read_call(self._reader, literal, 0)
+            return position + 1
         if any(each.startswith(literal) for each in literals):
             self._literal = literal
             return position + 1
         self._give_back()
         return position
 
+    def _read_run(self, text: str, position: int) -> int:
+        """Reads a name or an id up to its end, or white space before it."""
+        end = _RUN.match(text, position).end()  # type: ignore[union-attr]
+        if end > position:
+            self._run = True
+            if self._state == NAME:
+                self._name.append(text[position:end])
+        elif self._run:
+            self._run = False
+            self._state = _RUNS[self._state]
+        elif text[position].isspace():
+            end += 1
+        else:
+            self._give_back()
+        self._held.append(text[position:end])
+        return end
+
     def _give_back(self) -> None:
         """Gives what is held back as text, and goes on in text."""
         self._text += (*self._held, self._literal)
         self._held.clear()
+        self._name.clear()
         self._literal = ""
         self._state = TEXT
 
-    def _read_call(self, text: str, position: int) -> int:
-        reader = self._reader
+    def _read_call(self, reader: CallParts, text: str, position: int) -> int:
         read = reader.feed(text, position)
         if read.name is not None:
             self._held.clear()
@@ -254,12 +419,22 @@ class ToolCallParser:
         elif reader.done:
             self._state = AFTER_CALL
         if reader.failed or reader.done:
-            self._reader = CallReader()
+            self._reader = None
         return read.position
 
     def _add(self, head: dict[str, Any], function: dict[str, Any]) -> None:
         if self._parallel or self._calls == 1:
             self._deltas.append({"index": self._calls - 1, **head, "function": function})
+
+
+def _parameters(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    """The schema of a tool's parameters; empty without one."""
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and function.get("name") == name:
+            found = function.get("parameters")
+            return found if isinstance(found, Mapping) else {}
+    return {}
 
 
 def schema_of_call(

@@ -134,7 +134,7 @@ def _with_tools(
             f'tool_choice: "auto" tool choice requires the model\'s parameter {TOOL_PARSER} to be set'
         )
     parallel = asked.params.get("parallel_tool_calls") is not False
-    return asked, lambda: tool_call_parser(parsers.tools, parallel=parallel)
+    return asked, lambda: tool_call_parser(parsers.tools, parallel=parallel, tools=asked.tools)
 
 
 def check_form(asked: TextRequest, model: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
-from conch_llm.contract import ADAPTER
+from conch_llm.contract import ADAPTER, MOST_DETOKENIZED, MOST_TOKENIZED
 
 _MOST_CHOICES = 128
 _READ = frozenset(
@@ -202,6 +202,8 @@ def tokenize_request(
         chat = chat_request(body, template, id)
     elif not isinstance(body.get("prompt"), str):
         raise InvalidArgumentError("prompt: must be a text; or give messages")
+    elif len(body["prompt"]) > MOST_TOKENIZED:
+        raise InvalidArgumentError(f"prompt: must have at most {MOST_TOKENIZED} characters")
     request = TokenizeRequest(
         add_special_tokens=_switch(body, "add_special_tokens", chat is None),
         token_strs=_switch(body, "return_token_strs", False),
@@ -219,8 +221,12 @@ def detokenize_request(body: Body, id: str = "") -> tuple[list[int], TokenizeReq
         InvalidArgumentError: A member is invalid; the text names it.
     """
     tokens = body.get("tokens")
-    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
-        raise InvalidArgumentError("tokens: must be a list of tokens")
+    if not (
+        isinstance(tokens, list)
+        and len(tokens) <= MOST_DETOKENIZED
+        and all(type(each) is int and each >= 0 for each in tokens)
+    ):
+        raise InvalidArgumentError(f"tokens: must be a list of at most {MOST_DETOKENIZED} tokens")
     return tokens, TokenizeRequest(id=id, raw=body)
 
 

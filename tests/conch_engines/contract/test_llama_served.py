@@ -14,7 +14,8 @@ from tests.support.llama_models import llama_model, write_adapter, write_reranke
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, AnyServer, eventually
 
-from conch_engines.language.random_model import write_random_model
+from conch_engines.language.gguf_file import write_gguf
+from conch_engines.language.random_model import random_parts, write_random_model
 
 pytestmark = pytest.mark.process
 TOOL = {
@@ -42,6 +43,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_reranker(llama_model(root, "scores") / "1" / "model.gguf")
     (root / "bare" / "1").mkdir(parents=True)
     write_random_model(root / "bare" / "1" / "model.gguf")
+    metadata, tensors = random_parts()
+    metadata["tokenizer.ggml.tokens"][0] = "[TOOL_CALLS]"  # a control token
+    directory = llama_model(root, "marked", CONCH_TOOL_PARSER="mistral_args")
+    write_gguf(directory / "1" / "model.gguf", metadata, tensors)
     return root
 
 
@@ -72,6 +77,12 @@ def test_a_file_is_served_without_a_config(client: openai.OpenAI) -> None:
     assert found.usage.completion_tokens == 4 and found.choices[0].finish_reason == "length"
     assert found.usage.prompt_tokens == 24 and found.usage.total_tokens == 28
     assert {"tiny", "pirate", "bare"} <= {each.id for each in client.models.list()}
+
+
+def test_markers_of_calls_are_in_the_text_that_is_read_for_calls(client: openai.OpenAI) -> None:
+    often: Any = {"max_tokens": 2, "logit_bias": {"0": 100}, "temperature": 0, "tools": [TOOL]}
+    assert said(client, "marked", **often).choices[0].message.content == "[TOOL_CALLS]" * 2
+    assert said(client, "marked", tool_choice="none", **often).choices[0].message.content == ""
 
 
 def test_a_stream_has_the_text_of_an_answer_in_one_piece(client: openai.OpenAI) -> None:

@@ -85,6 +85,20 @@ def test_files_in_the_hubs_cache_are_linked(
     assert (tmp_path / "models" / "tiny" / "1" / "model.gguf").samefile(cached)
     assert cdn.asked == []
 
+    reference = tmp_path / "home" / "hub" / "models--org--tiny" / "refs" / "main"
+    reference.parent.mkdir()
+    reference.write_text(COMMIT)
+    offline = {**hub(site, tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    asked = len(site.asked)
+    done = pull(tmp_path / "offline", offline, "org/tiny")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "offline" / "tiny" / "1" / "model.gguf").samefile(cached)
+    for absent in (["org/other"], ["org/tiny", "--revision", "v2"]):
+        done = pull(tmp_path / "offline", offline, *absent, "--name", "b")
+        assert done.returncode == 1
+        assert f"HF_HUB_OFFLINE is set, and the cache has no '{absent[0]}'" in done.stderr
+    assert len(site.asked) == asked
+
 
 @pytest.mark.parametrize(
     ("status", "code", "message"),

@@ -85,6 +85,11 @@ def test_texts_and_readers_of_other_kinds(model: Path, tmp_path: Path) -> None:
     assert (last.returncode, last.stderr) == (0, "")
     assert "?" in last.stdout and last.stdout.isascii()
 
+    both = run(str(model), *GREEDY, "what?", given="a text\n")
+    assert both.stdout == run(str(model), *GREEDY, given="what?\n\na text\n").stdout != last.stdout
+    alone = run(str(model), *GREEDY, "what?")
+    assert alone.stdout == run(str(model), *GREEDY, given="what?").stdout != both.stdout
+
     broken = tmp_path / "prompt"
     broken.write_bytes(b"a\xffb")
     command = [str(CONCH), "run", str(model), *GREEDY]

@@ -80,7 +80,7 @@ def test_off_is_off() -> None:
         (["--openai-tokenizer=/nowhere"], "--openai-tokenizer: /nowhere is no directory"),
         (["--chat-template=/nowhere"], "--chat-template: /nowhere can't be read"),
         (["--default-max-tokens=0"], "must be at least 1"),
-        (["--tool-call-parser=none"], "must be one of hermes, llama3, mistral"),
+        (["--tool-call-parser=none"], "must be one of functiongemma, gemma4, glm, hermes"),
         (["--backend=vllm"], "the config of each model tells what inputs it has"),
         (["--host=0.0.0.0"], "--http-address"),
         (["--kserve-http-port=8000"], "--http-port"),

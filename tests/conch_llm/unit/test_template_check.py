@@ -14,7 +14,7 @@ from conch_llm.template_check import check_templates
     ("template", "parameters", "severity", "said"),
     [
         (HERMES.template, {}, "note", "tool calls are read as hermes, by the chat template"),
-        (HERMES.template + "<arg_key>", {}, "note", 'in no known way: without the parameter CONCH_TOOL'),
+        ("{{ tools }}", {}, "note", 'in no known way: without the parameter CONCH_TOOL'),
         (HERMES.template, {"CONCH_TOOL_PARSER": "llama3"}, "", ""),
         (QWEN.template, {}, "", ""),
         ("{% if %}", {}, "warning", "no chat can be answered: chat template 'default', line 1"),

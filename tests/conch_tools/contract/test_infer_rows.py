@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -329,18 +331,20 @@ def test_rows_of_a_file_that_ends_within_one_are_not_counted(tmp_path: Path) -> 
         rows_of(path, "csv")
 
 
-def test_a_bar_is_for_terminals_only() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for out, text in (
-        (Terminal(), "[###############...............]  50%  1,000 rows, "),
-        (io.StringIO(), ""),
-    ):
-        bar = ProgressBar(out)
-        bar.show(1000, 0.5)
-        assert text in out.getvalue()
-        bar.clear()
-        assert out.getvalue().endswith("\r\x1b[K" if text else "")
-        assert bool(out.getvalue()) == bool(text)
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [(80, "[###############...............]  50%  1,000 rows, "), (20, "1,000 rows, "), (0, "[####")],
+)
+def test_a_bar_is_for_terminals_only(columns: int, shown: str) -> None:
+    """One that is narrow has no bar, but the amount, in one line."""
+    plain = io.StringIO()
+    terminal, end = os.openpty()
+    termios.tcsetwinsize(end, (24, columns))
+    with open(terminal, "rb", 0) as screen, open(end, "w") as out:
+        for each in (plain, out):
+            bar = ProgressBar(each)
+            bar.show(1000, 0.5)
+            bar.clear()
+        line, cleared = screen.read(1000).decode().removeprefix("\r\x1b[K").split("\r\x1b[K")
+    assert line.startswith(shown) and not cleared and not plain.getvalue()
+    assert not columns or len(line) < columns

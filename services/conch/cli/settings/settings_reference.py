@@ -117,7 +117,7 @@ def keywords_text() -> str:
         kind = each.kind.python
         if each.choices:
             choices = ", ".join(f'"{choice}"' for choice in each.choices)
-            kind = f"Literal[{choices}]"
+            kind = f"Literal[{choices}]" if len(choices) < 80 else f"Literal[\n        {choices}\n    ]"
         several = f" | Sequence[{kind}]" if each.repeatable else ""
         lines.append(f"    {each.key}: {kind}{several} | None\n")
     return _KEYWORDS_HEAD + "".join(lines)

@@ -39,7 +39,7 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("template", "form"),
     [
         ("{{ tools }}<tool_call>", "tool calls of the form hermes"),
-        ("{{ tools }}<tool_call><function=a>", "no known form of tool calls"),  # Qwen3-Coder's
+        ("{{ tools }}<tool_call><function=a>", "tool calls of the form qwen3_coder"),
         ("<tool_call>", "no known form of tool calls"),
     ],
 )

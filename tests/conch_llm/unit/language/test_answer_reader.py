@@ -20,9 +20,11 @@ from conch.core.errors import InvalidArgumentError
 from conch_llm.deltas import Delta
 from conch_llm.language.answer_reader import AnswerReader
 from conch_llm.language.reasoning import ReasoningSplitter, begins_reasoning
-from conch_llm.language.tool_calls import forced_call_parser, schema_of_call, tool_call_parser
+from conch_llm.language.tool_calls import PARSERS, forced_call_parser, schema_of_call, tool_call_parser
 
 NAMES = ("hermes", "llama3", "mistral")
+NAMED = tuple(sorted({*PARSERS}.difference(NAMES)))
+"""Formats that have the name before the arguments."""
 
 
 @dataclass
@@ -80,12 +82,15 @@ FRAGMENTS = (
     '"name"', '"arguments"', '"parameters"', '{"name": "f", "arguments": {"a": [1, "}\\""]}}',
     '{"parameters": {}, "name": "g"}', '{"name": "f", "arguments": "{\\"a\\": 1}"}',
     '{"name": "f", "arguments": {', "null", "1",
+    "[ARGS]", "[CALL_ID]", "<function=f>", "<function=", "<parameter=a>", "</parameter>", "</function>", ">",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<start_function_call>", "call:f{", "<escape>",
+    "<end_function_call>", "<|tool_call>", '<|"|>', "<tool_call|>", "True", "a:",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 
 
-def tool_reader(name: str) -> AnswerReader:
-    return AnswerReader(tool_parser=tool_call_parser(name))
+def tool_reader(name: str, tools: Sequence[dict[str, Any]] = ()) -> AnswerReader:
+    return AnswerReader(tool_parser=tool_call_parser(name, tools=tools))
 
 
 READERS: dict[str, Callable[[], AnswerReader]] = {
@@ -95,7 +100,7 @@ READERS: dict[str, Callable[[], AnswerReader]] = {
     "begun": lambda: AnswerReader(reasoning=ReasoningSplitter(begun=True)),
     "forced": lambda: AnswerReader(tool_parser=forced_call_parser("required")),
     "one": lambda: AnswerReader(tool_parser=tool_call_parser("mistral", parallel=False)),
-    **{name: partial(tool_reader, name) for name in NAMES},
+    **{name: partial(tool_reader, name) for name in PARSERS},
     "all": lambda: AnswerReader(
         tool_parser=tool_call_parser("hermes"), reasoning=ReasoningSplitter(), stop=("aab", "x\n")
     ),
@@ -173,9 +178,141 @@ def test_calls_are_read_as_written(
     assert first.calls == answer.calls[:1]
 
 
+KEYS = st.from_regex("[a-z_]{1,8}", fullmatch=True)
+PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"))
+VALUES = st.recursive(
+    PLAIN | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+NAMED_CALLS = st.lists(
+    st.tuples(st.from_regex("[A-Za-z0-9_.-]{1,12}", fullmatch=True), st.dictionaries(KEYS, VALUES)),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda call: call[0],
+)
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def quoted(value: Any, quote: str) -> str:
+    """A value as Gemma's models write it."""
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{quoted(each, quote)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(quoted(each, quote) for each in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def tagged(value: Any) -> str:
+    """A value as GLM's models write it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def write_named(name: str, called: str, arguments: dict[str, Any]) -> str:
+    """A call of a format that has the name before the arguments."""
+    if name == "mistral_args":
+        return f"[TOOL_CALLS]{called}[ARGS]{json.dumps(arguments)}"
+    if name == "functiongemma":
+        return f"<start_function_call>call:{called}{quoted(arguments, '<escape>')}<end_function_call>"
+    if name == "gemma4":
+        return f"<|tool_call>call:{called}" + quoted(arguments, '<|"|>') + "<tool_call|>"
+    if name == "glm":
+        pairs = [
+            f"<arg_key>{key}</arg_key>\n<arg_value>{tagged(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        ]
+        return f"\n<tool_call>{called}\n{''.join(pairs)}</tool_call>"
+    # Qwen3-Coder's template prints scalars as Python does.
+    texts = {
+        key: json.dumps(value) if isinstance(value, dict | list) else str(value)
+        for key, value in arguments.items()
+    }
+    pairs = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items()]
+    return f"\n<tool_call>\n<function={called}>\n{''.join(pairs)}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("name", NAMED)
+@given(calls=NAMED_CALLS, positions=SPLITS)
+def test_calls_with_the_name_before_are_read_as_written(
+    name: str, calls: list[tuple[str, dict[str, Any]]], positions: list[int]
+) -> None:
+    text = "".join(write_named(name, *call) for call in calls)
+    tools = [
+        tool(
+            called, properties={key: {"type": TYPES.get(type(value), "null")} for key, value in given.items()}
+        )
+        for called, given in calls
+    ]
+    answer = read(tool_reader(name, tools), cut(text, positions))
+    assert [(called, json.dumps(json.loads(given))) for called, given in answer.calls] == [
+        (called, json.dumps(given)) for called, given in calls
+    ]
+    assert (answer.text, answer.finish_reason) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "\n a\n", " a"),
+        ({"type": "integer"}, "5.0", 5),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "boolean"}, "\nFalse\n", False),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "7", "7"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"const": 1}, "1", 1),
+        ({"$ref": "#/$defs/text"}, "[1]", "[1]"),
+        ({"$ref": "#/$defs/itself"}, "[1]", [1]),
+        ({"$ref": "#/none"}, '{"a": 1}', {"a": 1}),
+        ({}, "NaN", "NaN"),
+        ({}, '"a"', '"a"'),
+        (None, "[" * 100_000, "[" * 100_000),
+        ("x", "1", 1),
+    ],
+)
+def test_a_written_value_has_the_type_of_its_schema(schema: Any, text: str, value: Any) -> None:
+    definitions = {"text": {"type": "string"}, "itself": {"$ref": "#/$defs/itself"}}
+    tools = [tool("f", properties={"a": schema}, **{"$defs": definitions})]
+    written = f"<function=f><parameter=a>{text}</parameter></function>"
+    (call,) = read(tool_reader("qwen3_coder", tools), [written]).calls
+    assert json.loads(call[1]) == {"a": value}
+
+
+def test_each_value_goes_out_when_it_is_complete() -> None:
+    reader = tool_reader("qwen3_coder")
+    assert not reader.read(Delta(text="<tool_call>\n<function=f"))
+    begun, first, second, end = (
+        reader.read(Delta(text=text))
+        for text in (">\n<para", "meter=a>\n1\n</parameter>", "<parameter=b>x</parameter>", "</function>")
+    )
+    assert [each["function"] for each in begun[0].tool_calls] == [
+        {"name": "f", "arguments": ""},
+        {"arguments": "{"},
+    ]
+    later = [each["function"]["arguments"] for (delta,) in (first, second, end) for each in delta.tool_calls]
+    assert later == ['"a": 1', ', "b": "x"', "}"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "rest"),
     [
+        ("qwen3_coder", "a <tool_call>b <function=f g>", None),
+        ("qwen3_coder", "so <function=f></function> on", "so  on"),
+        ("qwen3_coder", "<tool_call>\n<function=", None),
+        ("glm", "<tool_call>f g</tool_call>", None),
+        ("glm", "a<tool_call>f</tool_call>\n\n<tool_", "a"),
+        ("glm", '<tool_call>{"name": 1}', None),
+        ("functiongemma", "<start_function_call>f{}", None),
+        ("functiongemma", "x<start_function_call>call:f{}", "x"),
+        ("gemma4", "<|tool_call>call:f <tool_call|>", None),
+        ("mistral_args", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', None),
+        ("mistral_args", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", ""),
+        ("mistral_args", "x[TOOL_CALLS]f{} y", "x y"),
+        ("mistral_args", "[TOOL_CALLS]f[CALL_ID] [ARGS]", None),
         ("hermes", "Hi.\n<tool_call>{}</tool_call>", None),
         ("hermes", '<tool_call>{"name": "f"}', None),
         ("hermes", '<tool_call>{"name": 1, "arguments": {}}', None),
@@ -227,7 +364,7 @@ def test_ids(name: str, form: str) -> None:
 
 
 def test_an_unknown_parser_names_the_known() -> None:
-    with pytest.raises(InvalidArgumentError, match="known are hermes, llama3, mistral"):
+    with pytest.raises(InvalidArgumentError, match="known are functiongemma, gemma4, glm, hermes, llama3"):
         tool_call_parser("pythonic")
 
 
@@ -401,6 +538,12 @@ def steps(reader: AnswerReader, pieces: Sequence[str]) -> int:
         ("hermes", '<tool_call>{"arguments": {"a": [', "[{"),
         ("llama3", " ", " \n"),
         ("mistral", "[TOOL_CALLS] [", " \n"),
+        ("mistral_args", "[TOOL_CALLS]", "f"),
+        ("mistral_args", "[TOOL_CALLS]f[CALL_ID]", " \n"),
+        ("qwen3_coder", "<function=f><parameter=a>", "</param"),
+        ("qwen3_coder", "<function=f>", "<parameter=a></parameter>"),
+        ("functiongemma", "<start_function_call>call:f{a:<escape>", "<escap"),
+        ("functiongemma", "<start_function_call>call:f{a:", "[b"),
         ("reasoning", "", " "),
         ("reasoning", "<think>", "</think"),
     ],

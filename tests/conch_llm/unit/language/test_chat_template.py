@@ -47,10 +47,11 @@ Respond in the format {"name": function name, "parameters": dictionary of argume
         ({"default": HERMES.template, "tool_use": MISTRAL.template}, "mistral"),
         ({"default": GEMMA.template}, ""),
         ({"default": LLAMA3_TOOLS.replace("tools", "never")}, ""),
-        ({"default": HERMES.template + "<function="}, ""),
-        ({"default": HERMES.template + "<arg_key>"}, ""),
-        ({"default": MISTRAL.template + "[ARGS]"}, ""),
-        ({"default": MISTRAL.template + "[CALL_ID]"}, ""),
+        ({"default": HERMES.template + "<function="}, "qwen3_coder"),
+        ({"default": HERMES.template + "<arg_key>"}, "glm"),
+        ({"default": MISTRAL.template + "[ARGS]"}, "mistral_args"),
+        ({"default": GEMMA.template + "{{ tools }}<start_function_call>"}, "functiongemma"),
+        ({"default": GEMMA.template + "{{ tools }}<|tool_call>"}, "gemma4"),
     ],
 )
 def test_the_parser_of_tool_calls_follows_from_the_template(templates: dict[str, str], parser: str) -> None:
