@@ -24,7 +24,7 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.request import Parameter
-from conch.core.tensor import Array, Tensor, datatype_of
+from conch.core.tensor import Array, Tensor, datatype_of, encode_bytes
 from conch_api.array_conversion import as_sample, column_input, input_array, is_flat, is_scalar
 from conch_api.frame_requests import FrameRun
 from conch_api.function_io import Result
@@ -273,7 +273,10 @@ class ClientBase:
         for name, (datatype, array) in arrays.items():
             tensor = self._tensors.InferInput(name, list(array.shape), datatype)
             try:
-                tensor.set_data_from_numpy(array)
+                if self._url.grpc and datatype == "BYTES" and array.dtype == object:
+                    tensor._raw_content = encode_bytes(array.ravel())  # tritonclient takes five times as long
+                else:
+                    tensor.set_data_from_numpy(array)
             except Exception as error:  # of tritonclient, which raises one class for all
                 raise InvalidArgumentError(f"input '{name}': {error}") from error
             inputs.append(tensor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,8 +61,9 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 """The numpy dtype of every datatype that numpy has; BF16 is not among them."""
 
 _DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
-_LENGTH = struct.Struct("<I")
-_MOST_PARTS = 64 * 1024
+STRING_LENGTH = struct.Struct("<I")
+"""Length before an element of BYTES."""
+_MOST_ELEMENTS = 32 * 1024
 _QUICK_BYTES = 4 << 20
 
 
@@ -121,8 +123,12 @@ class Tensor:
         data = self._data
         if data is not None:
             return data.nbytes if isinstance(data, memoryview) else len(data)
-        if self.datatype != "BYTES" and self._array is not None:
-            return self._array.nbytes
+        array = self._array
+        if array is None or self.datatype != "BYTES":
+            return len(self.data) if array is None else array.nbytes
+        elements = array.ravel().tolist()
+        if set(map(type, elements)) == {bytes}:  # as those of programs in this process
+            return 4 * len(elements) + sum(map(len, elements))
         return len(self.data)
 
     @property
@@ -239,23 +245,17 @@ def brain_floats(array: Array) -> bytes:
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:
     """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
-    pack = _LENGTH.pack
-    parts: list[bytes] = []
     chunks: list[bytes] = []
-    for element in elements:
-        if len(parts) > _MOST_PARTS:
-            # To join, and to free, millions at once would hold up all other threads.
-            chunks.append(b"".join(parts))
-            parts.clear()
-        if isinstance(element, str):
-            value = element.encode()
-        elif isinstance(element, bytes):
-            value = bytes(element)
-        else:
-            value = str(element).encode()
-        parts.append(pack(len(value)))
-        parts.append(value)
-    return b"".join([*chunks, *parts])
+    remaining = iter(elements)
+    # To join, and to free, millions at once would hold up all other threads.
+    while values := list(islice(remaining, _MOST_ELEMENTS)):
+        if set(map(type, values)) != {bytes}:
+            values = [bytes(each) if isinstance(each, bytes) else str(each).encode() for each in values]
+        parts = [b""] * (2 * len(values))
+        parts[::2] = map(STRING_LENGTH.pack, map(len, values))
+        parts[1::2] = values
+        chunks.append(b"".join(parts))
+    return b"".join(chunks)
 
 
 def decode_bytes(data: Buffer) -> Array:
@@ -264,22 +264,23 @@ def decode_bytes(data: Buffer) -> Array:
     Raises:
         InvalidArgumentError: An element runs past the end of the data.
     """
-    view = memoryview(data)
-    end = len(view)
+    end = len(data)
+    # A slice of bytes is an element, one of a view has to be copied; the copy of a large one takes long.
+    source = bytes(data) if end <= _QUICK_BYTES else memoryview(data)
     elements: list[bytes] = []
-    position = 0
-    while position < end:
-        if position + 4 > end:
-            raise InvalidArgumentError("BYTES tensor ends inside a length indicator")
-        (length,) = _LENGTH.unpack_from(view, position)
-        position += 4
-        if position + length > end:
-            raise InvalidArgumentError("BYTES tensor ends inside an element")
-        elements.append(bytes(view[position : position + length]))
-        position += length
+    position, unpack, keep = 0, STRING_LENGTH.unpack_from, elements.append
+    try:
+        while position < end:
+            start = position + 4
+            position = start + unpack(source, position)[0]
+            keep(bytes(source[start:position]))
+    except struct.error:
+        raise InvalidArgumentError("BYTES tensor ends inside a length indicator") from None
+    if position > end:
+        raise InvalidArgumentError("BYTES tensor ends inside an element")
     array = np.empty(len(elements), dtype=object)
-    for start in range(0, len(elements), _MOST_PARTS):  # all at once would hold up all other threads
-        array[start : start + _MOST_PARTS] = elements[start : start + _MOST_PARTS]
+    for start in range(0, len(elements), _MOST_ELEMENTS):  # all at once would hold up all other threads
+        array[start : start + _MOST_ELEMENTS] = elements[start : start + _MOST_ELEMENTS]
     return array
 
 

@@ -6,6 +6,7 @@ passed, which skip most checks. Threads and locks: any thread, without a lock.
 
 from __future__ import annotations
 
+import struct
 from math import prod
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest
 from conch.core.spec import ControlTensor, ModelSpec, TensorSpec
-from conch.core.tensor import ELEMENT_SIZES, Tensor
+from conch.core.tensor import ELEMENT_SIZES, STRING_LENGTH, Tensor
 
 _MOST_BYTES = 2**63 - 1
 _POINTER_SIZE = 8
@@ -238,15 +239,15 @@ class RequestValidator:
         end = len(data)
         position = count = 0
         while position < end:
-            if end - position < 4:
+            try:
+                position += 4 + STRING_LENGTH.unpack_from(data, position)[0]
+            except struct.error:
                 raise InvalidArgumentError(
                     f"{request.log_prefix}incomplete string length indicator for inference input "
                     f"'{tensor.name}' for model '{self._spec.name}', expecting 4 bytes but only "
                     f"{end - position} bytes available. Please make sure the string length indicator is "
                     f"in one buffer."
-                )
-            length = int.from_bytes(data[position : position + 4], "little")
-            position += 4 + length
+                ) from None
             if position > end and count < expected:
                 break  # an element that runs past the end does not count
             count += 1

@@ -270,7 +270,11 @@ def _column(array: Array, null: tuple[bytes, Any] | None = None) -> Array:
 
 def _decoded(array: Array) -> Array:
     texts = np.empty(array.shape, object)
-    texts.reshape(-1)[:] = [each.decode(errors="replace") for each in array.reshape(-1).tolist()]
+    elements = array.reshape(-1).tolist()
+    try:
+        texts.reshape(-1)[:] = list(map(bytes.decode, elements))  # in half the time
+    except UnicodeDecodeError:
+        texts.reshape(-1)[:] = [each.decode(errors="replace") for each in elements]
     return texts
 
 

@@ -1,8 +1,8 @@
 """Gives up rights and starts a program: ``sandbox.py FD LAYERS PROGRAM [ARGUMENT...]``.
 
-The program, and all that it starts, has no network, opens no file for writing, changes no name, mode or
-owner of a file, signals no other process, leaves no process group, and gets none of this back. Two layers do
-so. A seccomp filter refuses the system calls by themselves; Landlock, where the kernel has it, has the
+The program has no network, opens no file for writing, changes no name, mode or owner of a file, starts and
+signals no other process, leaves no process group, and gets none of this back. Two layers do so. A seccomp
+filter refuses the system calls by themselves; Landlock, where the kernel has it, has the
 kernel's file system refuse each change, also by calls that the filter does not know. LAYERS is
 ``landlock,seccomp``, or one of them.
 
@@ -44,6 +44,7 @@ _LAST_KNOWN, _END = 469, 600
 """The newest system call that the lists below judge, and the number up to which others are refused."""
 
 _REFUSED = (
+    *("fork", "vfork"),
     *("socket", "connect", "bind", "listen", "accept", "accept4", "io_uring_setup"),
     *("creat", "open_by_handle_at", "truncate", "mkdir", "mkdirat", "mknod", "mknodat", "rmdir"),
     *("rename", "renameat", "renameat2", "unlink", "unlinkat", "link", "linkat", "symlink", "symlinkat"),
@@ -75,6 +76,7 @@ _REFUSED_NUMBERS = (452, 463, 466, 467, 469)
 """Fchmodat2, setxattrat, removexattrat, open_tree_attr, file_setattr: newer than libseccomp 2.5."""
 _ABSENT = ("openat2", "clone3")
 """Calls whose flags a filter can't read; their callers fall back to the older ones."""
+_CLONE_THREAD = 0x10000
 _NEW_NAMESPACES = (0x80, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 
 
@@ -160,6 +162,7 @@ def _filter_calls() -> None:
             calls.refuse(name, compare)
     for flag in _NEW_NAMESPACES:
         calls.refuse("clone", _Compare(0, _MASKED_EQ, flag, flag))
+    calls.refuse("clone", _Compare(0, _MASKED_EQ, _CLONE_THREAD, 0))
     calls.refuse("tgkill", _Compare(0, _NE, os.getpid(), 0))
     calls.refuse("prlimit64", _Compare(0, _NE, 0, 0))
     calls.load()
