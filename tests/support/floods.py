@@ -152,7 +152,7 @@ FLOODS = {
     "empty messages": Flood(
         on_each_stream(lambda stream: headers(stream, BLOCK) + data(stream, bytes(5 * AT_ONCE), END_STREAM)),
         ended_by=(),
-        rounds=10,
+        rounds=5,
     ),
     "DATA of one byte": Flood(after(OPEN + data(1, b"\0\x01\0\0\0"), data(1, b"x")), ended_by=()),
     "cheap calls": Flood(on_each_stream(call), ended_by=()),

@@ -66,7 +66,7 @@ class Listener:
     def on_ready(self, events: int) -> None:
         """Accepts some of the connections that wait: where all places are taken, each may cost a search."""
         end_ns = self._clock() + _TURN_NS
-        while True:
+        while self._clock() < end_ns:
             try:
                 accepted, address = self._bound.accept()
             except (BlockingIOError, ConnectionError):
@@ -84,8 +84,6 @@ class Listener:
             accepted.setblocking(False)
             with suppress(OSError):
                 self._take(accepted, address)
-            if self._clock() > end_ns:
-                return
 
     def close(self) -> None:
         """Stops listening; removes the file of a Unix socket."""

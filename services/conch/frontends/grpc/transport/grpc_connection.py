@@ -397,9 +397,7 @@ class GrpcConnection:
                     return
                 self._keep_alive.heard = True
                 self.heard_at = now_ns = clock()
-                events = http2.receive(data, now_ns)
-                if events:
-                    self._handle(events)
+                self._handle(http2.receive(data, now_ns))
                 if http2.unparsed:
                     self._go_on_later()
                 if len(data) < size and wire.reads_all:
@@ -441,13 +439,11 @@ class GrpcConnection:
         since_ns = self._port.clock()
         self._parse_on(since_ns)
         while self._undelivered:
-            call = next(iter(self._undelivered))
-            del self._undelivered[call]
+            self._undelivered.pop(call := next(iter(self._undelivered)))
             self.guarded(call, call.deliver)
-            if self._port.clock() - since_ns > _TURN_NS:
+            if self._undelivered and self._port.clock() - since_ns > _TURN_NS:
+                self._go_on_later()
                 break
-        if self._undelivered:
-            self._go_on_later()
         if not self._http2.unparsed:
             self._read_pending()
         self.loop.flush_later(self)
