@@ -245,8 +245,7 @@ def brain_floats(array: Array) -> bytes:
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:
     """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
-    chunks: list[bytes] = []
-    remaining = iter(elements)
+    chunks, remaining = list[bytes](), iter(elements)
     # To join, and to free, millions at once would hold up all other threads.
     while values := list(islice(remaining, _MOST_ELEMENTS)):
         if set(map(type, values)) != {bytes}:

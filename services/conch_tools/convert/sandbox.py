@@ -44,8 +44,7 @@ _LAST_KNOWN, _END = 469, 600
 """The newest system call that the lists below judge, and the number up to which others are refused."""
 
 _REFUSED = (
-    *("fork", "vfork"),
-    *("socket", "connect", "bind", "listen", "accept", "accept4", "io_uring_setup"),
+    *("fork", "vfork", "socket", "connect", "bind", "listen", "accept", "accept4", "io_uring_setup"),
     *("creat", "open_by_handle_at", "truncate", "mkdir", "mkdirat", "mknod", "mknodat", "rmdir"),
     *("rename", "renameat", "renameat2", "unlink", "unlinkat", "link", "linkat", "symlink", "symlinkat"),
     *("chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat"),

@@ -57,6 +57,15 @@ def test_elements_that_are_no_bytes_are_written_as_text() -> None:
     ]
 
 
+def test_many_texts_have_a_size_before_they_are_encoded() -> None:
+    elements = [b"x" * (number % 7) for number in range(70_000)]  # several pieces
+    tensor = Tensor.from_array("x", np.array(elements, object))
+    size = tensor.nbytes
+    assert not tensor.has_data
+    assert len(tensor.data) == size
+    assert decode_bytes(memoryview(tensor.data)).tolist() == elements
+
+
 @given(st.binary(max_size=40))
 def test_bytes_decode_or_are_refused(data: bytes) -> None:
     try:
