@@ -22,7 +22,8 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.model_control import LoadParameter
-from conch.core.request import InferenceRequest, InferenceResponse, Reader
+from conch.core.reader import Reader
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec

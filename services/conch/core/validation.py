@@ -7,7 +7,7 @@ passed, which skip most checks. Threads and locks: any thread, without a lock.
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conch.core.batch_key import batch_key_for
 from conch.core.errors import InvalidArgumentError
@@ -31,7 +31,7 @@ class _Passed(NamedTuple):
     """Result of a validated signature; sizes in bytes, None for BYTES."""
 
     batch_size: int
-    batch_key: object
+    batch_key: Any
     sizes: tuple[int | None, ...]
 
 
