@@ -53,7 +53,7 @@ def make_environment(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     inside = str(folder / "bin" / "python")
     with TemporaryDirectory() as built:
-        wheel = build(sys.executable, Path(built))
+        wheel = build(inside, Path(built))  # mypy would check all packages of this environment, in minutes
         subprocess.run([*PIP, "--python", inside, "install", "--no-deps", wheel], check=True)
     own = sysconfig.get_path("purelib", vars={"base": str(folder)})
     # Behind its own folder in the path; links to work trees that lie there are not followed.

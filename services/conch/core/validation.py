@@ -277,7 +277,7 @@ class RequestValidator:
             f"expected {most}" if least == most else f"expected number of inputs between {least} and {most}"
         )
         given_names = ",".join(f"'{given}'" for given in sorted(request.inputs))
-        missing = ",".join(f"'{need}'" for need in sorted(self._required - request.inputs.keys()))
+        missing = ",".join(f"'{need}'" for need in sorted(self._required.difference(request.inputs)))
         raise InvalidArgumentError(
             f"{request.log_prefix}{count}{' inputs' if least == most else ''} but got {got} inputs for model "
             f"'{name}'. Got input(s) [{given_names}], but missing required input(s) [{missing}]. Please "
