@@ -691,13 +691,15 @@ def derivation_problems(one: Class, base: Class) -> Iterator[str]:
 
 
 def check_compiled_functions(checkout: Checkout) -> Iterator[str]:
-    """Reads of `__slots__` in compiled modules, and one name for exceptions of two types in a function."""
+    """In compiled modules: `__slots__`, sets less keys of dicts, one name for exceptions of two types."""
     for module in checkout.modules.values():
         if not any(under(module.name, each) for each in checkout.compiled):
             continue
         for node in module.nodes:
             if isinstance(node, ast.Attribute) and node.attr == "__slots__":
                 yield f"{module.where}:{node.lineno}: compiled classes have no __slots__: name a ClassVar"
+            if isinstance(node, ast.BinOp) and ast.unparse(node.right).endswith(".keys()"):
+                yield f"{module.where}:{node.lineno}: no frozenset, as mypyc expects: use a method of the set"
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from (f"{module.where}:{text}" for text in shared_names(node))
 

@@ -159,6 +159,12 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         (
             "check_compiled_functions",
             FAST,
+            "#\ndef f(a, b): return a - b.keys()\n",
+            "loop.py:2: no frozenset",
+        ),
+        (
+            "check_compiled_functions",
+            FAST,
             "#\ndef f():\n    try: g()\n    except A as e: ...\n    except (A, B) as e: ...\n",
             "loop.py:5: 'e' is the name of A before",
         ),

@@ -70,6 +70,7 @@ from threading import get_ident
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.compiled import mypyc_attr
 from conch.core.servable import InlineClaim
 from conch.core.thread_state import LoopThread
 
@@ -213,6 +214,7 @@ def yield_loop() -> None:
         loop.give_loop_to_standby()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class IoLoop:
     """One epoll loop; see the module.
 

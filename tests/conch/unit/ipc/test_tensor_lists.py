@@ -166,6 +166,7 @@ def test_a_layout_that_repeats_is_sent_twice(ends: Ends, worker: int) -> None:
     assert [b"A" * 100 in packet for packet in packets] == [True, True, False, False, False]
 
 
+@pytest.mark.pure("replaces the send of a channel")
 def test_a_message_that_is_not_sent_teaches_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one has all its texts, and the receiver forgets those before."""
     server, worker = ends
@@ -198,6 +199,7 @@ def test_a_message_in_a_file_teaches_nothing(ends: Ends) -> None:
         assert _contents(received.lists(1)) == _contents(_named("A"))
 
 
+@pytest.mark.pure("sends from within a function that is compiled")
 def test_a_message_within_another_has_its_own_texts(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the garbage collector runs while a packet is encoded, and the model sends."""
     server, worker = ends
