@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel release image test test-all test-rest test-environments test-processes test-release \
+.PHONY: setup serve wheel wheels compiled test-compiled release image test test-all test-rest test-environments test-processes test-release \
 	test-pythons test-installs test-airflow test-mlflow test-failed faults lint ratchet type style structure generated format proto \
 	settings docs bench bench-setup clean
 
@@ -55,6 +55,17 @@ PROJECTS := . ./services/conch_native ./services/conch_mlflow ./services/airflow
 wheel: | $(BIN)/python
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist $(PROJECTS)
 
+# Besides it, for each Python that is here or that PYTHONS names, the wheel that mypyc has compiled; in minutes.
+wheels: | $(BIN)/python
+	$(BIN)/python -m scripts.build_wheels $(PYTHONS)
+
+# That wheel of this Python in an environment of its own, with the packages of .venv.
+COMPILED := build/compiled
+$(COMPILED)/.ready: $(STAMP) scripts/compile_hook.py scripts/build_wheels.py $(shell find services control -name '*.py')
+	$(BIN)/python -m scripts.build_wheels --environment $(COMPILED) && touch $@
+
+compiled: $(COMPILED)/.ready
+
 release: | $(BIN)/python
 	$(BIN)/python scripts/build_release.py $(PROJECTS)
 
@@ -66,6 +77,11 @@ image:
 
 test: $(STAMP) $(NATIVE_STAMP)
 	$(PYTEST) -m 'not slow and not process'
+
+# On the compiled build; TESTS=tests/conch/unit/ipc names some.
+test-compiled: export CONCH_TEST_BUILD = compiled
+test-compiled: $(COMPILED)/.ready $(NATIVE_STAMP)
+	$(subst $(BIN)/,$(COMPILED)/bin/,$(PYTEST)) -m 'not slow and not process' $(TESTS)
 
 test-all: export HYPOTHESIS_PROFILE ?= ci
 test-all: test test-rest
@@ -88,7 +104,7 @@ test-processes: $(STAMP) $(NATIVE_STAMP)
 	$(PYTEST) -m 'slow or process'
 
 # By hand, once for each issue: what runs long and rarely fails.
-test-release: test-pythons test-installs test-airflow test-mlflow
+test-release: test-compiled test-pythons test-installs test-airflow test-mlflow
 
 # The quick tests on each Python that is here, or on those that PYTHONS names; in minutes for each.
 test-pythons:

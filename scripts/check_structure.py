@@ -5,7 +5,9 @@ module sleeps or takes durations from the wall clock; no module uses a private n
 that is not listed; tests use no private name of other modules, also not in models and programs that they
 write, import nothing of another package's tests, do not sleep, and fail at no limit that a busy machine
 exceeds; docstrings, comments, error and log texts do without the words that ``structure.toml`` bans, and
-docstrings without what tools answer and the first words named there; lines and tests stay in the budgets.
+docstrings without what tools answer and the first words named there; lines and tests stay in the budgets;
+what mypyc compiles (``pyproject.toml`` lists it) does without what would do something else then, and without
+a sign.
 """
 
 from __future__ import annotations
@@ -79,6 +81,10 @@ class Checkout:
 
     def __init__(self, root: Path) -> None:
         self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
+        project = root / "pyproject.toml"
+        build = tomllib.loads(project.read_text())["tool"]["hatch"]["build"] if project.is_file() else {}
+        hooks = build.get("targets", {}).get("wheel", {}).get("hooks", {})
+        self.compiled: list[str] = hooks.get("custom", {}).get("modules", [])
         self.modules: dict[str, Module] = {}
         for folder in SOURCES:
             source = root / folder
@@ -569,6 +575,153 @@ def check_waits(checkout: Checkout) -> Iterator[str]:
             )
 
 
+_UNCOMPILED = {"NamedTuple", "TypedDict", "Enum", "IntEnum", "StrEnum", "IntFlag", "Flag"}
+"""Bases of classes that mypyc leaves as they are."""
+
+
+class Class(NamedTuple):
+    """A class, the module that defines it, whether mypyc compiles that, and the names of its bases."""
+
+    node: ast.ClassDef
+    module: Module
+    compiled: bool
+    bases: list[str]
+
+    def marked(self, mark: str) -> bool:
+        """True with this argument of `mypyc_attr`."""
+        return any(mark in ast.unparse(each) for each in self.node.decorator_list)
+
+    @property
+    def native(self) -> bool:
+        """True if mypyc compiles the class itself."""
+        return self.compiled and not _UNCOMPILED & set(self.bases) and not self.marked("native_class=False")
+
+    @property
+    def protocol(self) -> bool:
+        """True for a Protocol."""
+        return "Protocol" in self.bases
+
+    @property
+    def defaults(self) -> Iterator[tuple[str, int]]:
+        """Names with a value in the class's body that is not marked as the class's, with their lines."""
+        for each in self.node.body:
+            if isinstance(each, ast.Assign):
+                targets = each.targets
+            elif isinstance(each, ast.AnnAssign) and each.value is not None:
+                targets = [] if "ClassVar" in ast.unparse(each.annotation) else [each.target]
+            else:
+                continue
+            for target in targets:
+                if ast.unparse(target) not in ("__slots__", "__deletable__"):
+                    yield ast.unparse(target), each.lineno
+
+
+def classes(checkout: Checkout) -> dict[str, Class]:
+    """All classes at the level of modules, by their full names; bases are full names where they are known."""
+    found = {}
+    for module in checkout.modules.values():
+        names = {
+            alias.asname or alias.name: f"{_source(module, node)}.{alias.name}"
+            for node, *_ in module.statements
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        names |= {
+            node.name: f"{module.name}.{node.name}"
+            for node in module.tree.body
+            if isinstance(node, ast.ClassDef)
+        }
+        compiled = any(under(module.name, each) for each in checkout.compiled)
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                bases = [ast.unparse(each).partition("[")[0] for each in node.bases]
+                bases = [
+                    names.get(each, each).removeprefix("typing.").removeprefix("enum.") for each in bases
+                ]
+                found[f"{module.name}.{node.name}"] = Class(node, module, compiled, bases)
+    return found
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Attributes of a class's objects that it declares, or that its methods set."""
+    declared = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        if "ClassVar" not in ast.unparse(each.annotation)
+    }
+    return declared | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and of_itself(each)
+    }
+
+
+def check_compiled_classes(checkout: Checkout) -> Iterator[str]:
+    """Classes that do something else once mypyc compiles them, or classes that they derive from."""
+    found = classes(checkout)
+    for one in found.values():
+        where = one.module.where
+        if one.native and not one.marked("dataclass"):
+            for name, line in one.defaults:
+                yield f"{where}:{line}: compiled, {name} is lost: set it in `__init__`, or use ClassVar"
+        for each in one.node.body if one.compiled and "NamedTuple" in one.bases else ():
+            if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation) == "object":
+                yield f"{where}:{each.lineno}: a compiled NamedTuple has no field of type object: use Any"
+        for base in [found[base] for base in one.bases if base in found]:
+            place, name = f"{where}:{one.node.lineno}: {one.node.name}", base.node.name
+            if one.native and not (base.compiled or base.protocol):
+                yield f"{place} is compiled, {name} is not: mark it with mypyc_attr(native_class=False)"
+            elif not one.compiled and base.native:
+                yield from (f"{place}: {text}" for text in derivation_problems(one, base))
+
+
+def derivation_problems(one: Class, base: Class) -> Iterator[str]:
+    """Problems of a class that is not compiled with a base that is."""
+    name = base.node.name
+    if base.protocol:
+        if not one.protocol:
+            yield f"no class may derive from {name}, a compiled Protocol: leave the base out"
+        return
+    if not base.marked("allow_interpreted_subclasses"):
+        yield f"{name} is compiled: mark it with mypyc_attr(allow_interpreted_subclasses=True)"
+    for default, _ in one.defaults:
+        if default in attributes(base.node):
+            yield f"compiled methods of {name} do not see the default of {default}: set it in `__init__`"
+
+
+def check_compiled_functions(checkout: Checkout) -> Iterator[str]:
+    """In compiled modules: `__slots__`, sets less keys of dicts, one name for exceptions of two types."""
+    for module in checkout.modules.values():
+        if not any(under(module.name, each) for each in checkout.compiled):
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.Attribute) and node.attr == "__slots__":
+                yield f"{module.where}:{node.lineno}: compiled classes have no __slots__: name a ClassVar"
+            if isinstance(node, ast.BinOp) and ast.unparse(node.right).endswith(".keys()"):
+                yield f"{module.where}:{node.lineno}: no frozenset, as mypyc expects: use a method of the set"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from (f"{module.where}:{text}" for text in shared_names(node))
+
+
+def shared_names(function: ast.AST) -> Iterator[str]:
+    """Names for exceptions of two types, of which a compiled function takes the second for the first."""
+    types: dict[str, str] = {}
+    for node in _own_nodes(function):
+        if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
+            caught = ast.unparse(node.type)
+            if types.setdefault(node.name, caught) != caught:
+                yield f"{node.lineno}: '{node.name}' is the name of {types[node.name]} before: use another"
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions in it."""
+    for child in ast.iter_child_nodes(function):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own_nodes(child)
+
+
 CHECKS = (
     check_directions,
     check_cycles,
@@ -581,6 +734,8 @@ CHECKS = (
     check_test_folders,
     check_budgets,
     check_waits,
+    check_compiled_classes,
+    check_compiled_functions,
 )
 
 

@@ -17,7 +17,8 @@ from conch.core.errors import (
     InternalError,
     UnavailableError,
 )
-from conch.core.request import InferenceRequest, InferenceResponse, Reader
+from conch.core.reader import Reader
+from conch.core.request import InferenceRequest, InferenceResponse
 
 MOST_KEPT = 16
 """Responses in a queue for which the model waits."""

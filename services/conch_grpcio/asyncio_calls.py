@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from conch.access.principals import Grant
 from conch.core.errors import ConchError, InternalError
-from conch.core.request import Reader
+from conch.core.reader import Reader
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata

@@ -21,12 +21,19 @@ privates = ["os._exit"]
 [budgets]
 [[imports]]
 module = "conch.core"
-allowed = ["conch.core", "numpy"]
+allowed = ["conch.core", "conch.fast", "numpy"]
 [[imports]]
 module = "conch"
 allowed = ["conch"]
 lazy = ["torch"]
 """
+PROJECT = """
+[tool.hatch.build.targets.wheel.hooks.custom]
+modules = ["conch.fast"]
+"""
+FAST = "services/conch/fast/loop.py"
+FROM_FAST = "from conch.fast.loop import A\nclass B(A):\n    n = 1\n"
+MARKED = "#\n@mypyc_attr(allow_interpreted_subclasses=True)\n"
 TEST = "def test_a(): ...\n"
 MARK = "@pytest.mark.process\n"
 CLEAN = {
@@ -37,6 +44,17 @@ CLEAN = {
     "services/conch/other.py": f"#\ndef f(a):\n    a.{HIDDEN}\n",
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
     "services/conch/wire/part.py": f"#\nclass A:\n    def {HIDDEN}(self):\n        os._exit(1)\n",
+    FAST: (
+        "#\nclass A(B):\n    __slots__ = ()\n    a: ClassVar = 1\n    b: int\n"
+        "class C(IntEnum):\n    D = 1\n"
+        "@mypyc_attr(native_class=False)\nclass E(list):\n    f = 1\n"
+        "class G(Protocol):\n    h: int\n"
+        "class I(NamedTuple):\n    j: Any = 1\n"
+        "def k():\n    try: f()\n    except E as error:\n        def g():\n"
+        "            try: f()\n            except F as error: pass\n    except F as other: pass\n"
+        "    try: f()\n    except E as error: pass\n"
+    ),
+    "services/conch/core/slow.py": "from conch.fast.loop import G\nclass A(G, Protocol):\n    b: int\n",
     "tests/c/test_d.py": "#\nfrom tests.support.b import a\nfrom tests.c.e import f\n",
     "tests/c/test_f.py": (
         "import threading\nimport time\ngo = threading.Event()\ndef test_a():\n"
@@ -55,7 +73,7 @@ CLEAN = {
 
 def problems(root: Path, files: dict[str, str]) -> dict[str, list[str]]:
     """Problems that each check finds in a checkout of these files."""
-    for name, text in {structure.SETTINGS: SETTINGS, **files}.items():
+    for name, text in {structure.SETTINGS: SETTINGS, "pyproject.toml": PROJECT, **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     checkout = structure.Checkout(root)
@@ -122,6 +140,34 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
                 (f"getattr(thread, '{HIDDEN}s')", f"thread.{HIDDEN}s"),
             )
         ),
+        *(
+            ("check_compiled_classes", FAST, text, f"loop.py:{line}: {says}")
+            for text, line, says in (
+                ("#\nclass A:\n    b = 1\n", 3, "compiled, b is lost"),
+                ("#\nclass A(B):\n    b: int = 1\n", 3, "compiled, b is lost"),
+                ("#\nclass A:\n    __hash__ = B\n", 3, "compiled, __hash__ is lost"),
+                ("#\nclass A(NamedTuple):\n    b: object\n", 3, "a compiled NamedTuple has no field of type"),
+                ("from conch.wire.part import A\nclass B(A): ...\n", 2, "B is compiled, A is not: mark it"),
+            )
+        ),
+        (
+            "check_compiled_functions",
+            FAST,
+            "#\ndef f(a): return a.__slots__\n",
+            "loop.py:2: compiled classes",
+        ),
+        (
+            "check_compiled_functions",
+            FAST,
+            "#\ndef f(a, b): return a - b.keys()\n",
+            "loop.py:2: no frozenset",
+        ),
+        (
+            "check_compiled_functions",
+            FAST,
+            "#\ndef f():\n    try: g()\n    except A as e: ...\n    except (A, B) as e: ...\n",
+            "loop.py:5: 'e' is the name of A before",
+        ),
         (
             "check_test_folders",
             "tests/a/b.py",
@@ -178,6 +224,28 @@ def test_a_planted_violation_is_found(tmp_path: Path, check: str, name: str, tex
     assert list(found) == [check]
     (one,) = found[check]
     assert says in one
+
+
+@pytest.mark.parametrize(
+    ("base", "derived", "says"),
+    [
+        ("#\nclass A: ...\n", FROM_FAST, "a.py:2: B: A is compiled: mark it"),
+        (f"{MARKED}class A:\n    n: int\n", FROM_FAST, "do not see the default of n"),
+        (
+            f"{MARKED}class A:\n    def f(self):\n        self.n = 1\n",
+            FROM_FAST,
+            "do not see the default of n",
+        ),
+        ("#\nclass A(Protocol): ...\n", FROM_FAST, "no class may derive from A"),
+        (f"{MARKED}class A: ...\n", FROM_FAST, ""),
+        ("#\nclass A(Protocol): ...\n", FROM_FAST.replace("(A)", "(A, Protocol)"), ""),
+    ],
+)
+def test_what_may_derive_from_a_compiled_class(tmp_path: Path, base: str, derived: str, says: str) -> None:
+    files = {**CLEAN, FAST: base, "services/conch/a.py": derived}
+    del files["services/conch/core/slow.py"]
+    found = problems(tmp_path, files)
+    assert (list(found), says in str(found)) == (["check_compiled_classes"] if says else [], True)
 
 
 @pytest.mark.parametrize(

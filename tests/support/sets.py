@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from conch.core.compiled import build
+
 PROCESS_FOLDERS = ("/chaos/", "/e2e/")
 PROCESS_FIXTURES = frozenset({"driver", "libraries"})
 """Fixtures that start a process for every test that uses them, such as a compiler."""
@@ -55,6 +57,9 @@ def mark(items: list[pytest.Item]) -> None:
         outside = any(item.get_closest_marker(name) is not None for name in ("peer", "browser"))
         if worker or fixtures or outside or any(each in item.nodeid for each in PROCESS_FOLDERS):
             item.add_marker(pytest.mark.process)
+        pure = item.get_closest_marker("pure")
+        if pure is not None and build() == "compiled":
+            item.add_marker(pytest.mark.skip(reason=pure.args[0]))
 
 
 def order(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tests.support.core import WAIT_S, Answers, make_spec
 
@@ -22,7 +22,8 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.model_control import LoadParameter
-from conch.core.request import InferenceRequest, InferenceResponse, Reader
+from conch.core.reader import Reader
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
@@ -204,26 +205,14 @@ def _described(key: LayoutKey, flags: int, rest: bytes) -> Payload:
     return payload
 
 
-class Packets:
-    """Stands for a channel on which packets have arrived."""
-
-    fds_lost = False
-
-    def __init__(self, packets: Sequence[bytes]) -> None:
-        self._packets = list(packets)
-
-    def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
-        return memoryview(self._packets.pop(0)), []
-
-    def send(self, parts: Sequence[bytes], fds: Sequence[int] = ()) -> None:
-        """Nothing reads it."""
-
-
 def arrived(*packets: bytes, in_worker: bool = True) -> ReceivedMessage:
     """The last of some packets, received on a connection of their own."""
-    stream = MessageStream(cast(PacketChannel, Packets(packets)), in_worker)
-    for _ in packets:
-        message = stream.receive()
+    own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own, peer:
+        stream = MessageStream(PacketChannel(own), in_worker)
+        for packet in packets:
+            peer.send(packet)
+            message = stream.receive()
     return message
 
 

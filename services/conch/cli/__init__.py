@@ -45,8 +45,9 @@ def _command(arguments: Sequence[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command in ("--version", "version"):
         from conch import __version__
+        from conch.core.compiled import build
 
-        print(f"conch {__version__}")
+        print(f"conch {__version__} ({build()})")
         return 0
     if command in ("--help", "-h", "help"):
         usages = {f"conch {name} {each.usage}": each.help for name, each in all_commands().items()}

@@ -7,10 +7,13 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from platform import python_version
 
+from conch import __version__
 from conch.backends import load_backend
 from conch.cli.settings.settings_reader import read_flags
 from conch.cli.settings.settings_reference import help_parser
+from conch.core.compiled import build
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
@@ -58,6 +61,7 @@ def run(
 
 def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
     """Serves until a signal; returns the process's exit code."""
+    log.info("conch %s (%s), Python %s", __version__, build(), python_version())
     for text in settings.warnings:
         log.warning("%s", text)
     for text in settings.notes:

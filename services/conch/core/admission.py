@@ -45,6 +45,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from conch.core.cold_models import ColdModelError, ColdWait, when_loaded
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -159,6 +160,7 @@ class WaitObserver(Protocol):
         """Notes the end of a wait; on any thread."""
 
 
+@mypyc_attr(native_class=False)
 class ExitingError(UnavailableError):
     """A front end that stops refuses the request; HTTP closes the connection with the answer."""
 
@@ -177,6 +179,7 @@ class _Waiting(NamedTuple):
             self.observer.wait_ended()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission:
     """The way in for one kind of caller.
 

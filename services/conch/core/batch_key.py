@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PaddedInput, Padding
@@ -59,7 +59,7 @@ class PaddedKey(NamedTuple):
         most_rows: Most rows in a batch; at least 1.
     """
 
-    shapes: object
+    shapes: Any
     most_rows: int
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from conch.core.compiled import mypyc_attr
 from conch.core.request import InferenceRequest
 
 K = TypeVar("K")
@@ -26,6 +27,7 @@ _SETTINGS = ("classes", "empty_final", "parameters", "priority", "timeout_us")
 """Attributes of requests that templates hold if they are set."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Table(dict[K, V]):
     """A dict that `keep` empties when it is full: keys that never repeat must not fill the memory.
 
@@ -45,6 +47,7 @@ class Table(dict[K, V]):
         return value
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestTemplate:
     """Common parts of requests that differ only in id and tensor bytes; compared by identity.
 

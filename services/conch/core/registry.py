@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from conch.core.cold_models import ColdModelError, ColdModels
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import (
     ConchError,
     FailedPreconditionError,
@@ -124,6 +125,7 @@ class Entry:
         return sorted(label for label, number in self.labels.items() if number == version)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Registry:
     """The models of a server.
 

@@ -5,12 +5,13 @@ Front ends create requests, schedulers queue them, backends respond to them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ConchError
+from conch.core.reader import Reader
 from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -34,6 +35,7 @@ class RequestState(IntEnum):
 _NEW, _QUEUED, _DONE = RequestState.NEW, RequestState.QUEUED, RequestState.DONE
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InferenceResponse:
     """One response to a request: outputs in the model's order, or an error; and response parameters."""
 
@@ -55,30 +57,6 @@ Responder = Callable[["InferenceRequest", InferenceResponse | None, bool], None]
 
 A slow client holds a decoupled model back by the request's `Reader`.
 """
-
-
-class Reader(Protocol):
-    """The client of a decoupled model's request, which may read more slowly than the model responds.
-
-    Responders take every response; a model that responds asks the reader whether to go on. Any thread.
-    """
-
-    @property
-    def backpressure(self) -> bool:
-        """True if the client has so much left to read that the model should wait."""
-
-    def when_writable(self, work: Callable[[], object]) -> None:
-        """Calls `work` once: now unless the client is behind, else when it has caught up or has left.
-
-        `work` returns at once, on any thread.
-        """
-
-    def wait_until_writable(self) -> None:
-        """Blocks while the client is behind."""
-        if self.backpressure:
-            read = threading.Event()
-            self.when_writable(read.set)
-            read.wait()
 
 
 class RegionPart(NamedTuple):
@@ -269,6 +247,7 @@ class Watch(Protocol):
         """JSON with ``traceparent`` and ``tracestate`` of the request's span; empty without one."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InferenceRequest:
     """One request for one model.
 
@@ -376,6 +355,7 @@ class InferenceRequest:
     reader: Reader
     side: tuple[int, str, int]
     on_cancel: Callable[[InferenceRequest], None]
+    __deletable__ = ("on_cancel",)
 
     def __init__(
         self,

@@ -37,15 +37,15 @@ class Granted(Protocol):
 
 
 class Caller(Protocol):
-    """The call that a request came with.
+    """The call that a request came with."""
 
-    Attributes:
-        read_ns: Monotonic time at which all of it was there; 0 if that is when it was received.
-        path: Path of an HTTP request; empty for gRPC.
-    """
+    @property
+    def read_ns(self) -> int:
+        """Monotonic time at which all of it was there; 0 if that is when it was received."""
 
-    read_ns: int
-    path: str
+    @property
+    def path(self) -> str:
+        """Path of an HTTP request; empty for gRPC."""
 
     @property
     def access(self) -> Granted | None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -67,6 +68,7 @@ _MOST_ELEMENTS = 32 * 1024
 _QUICK_BYTES = 4 << 20
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tensor:
     """One named tensor of a request or a response, in host memory.
 

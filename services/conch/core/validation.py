@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conch.core.batch_key import batch_key_for
 from conch.core.errors import InvalidArgumentError
@@ -32,7 +32,7 @@ class _Passed(NamedTuple):
     """Result of a validated signature; sizes in bytes, None for BYTES."""
 
     batch_size: int
-    batch_key: object
+    batch_key: Any
     sizes: tuple[int | None, ...]
 
 
@@ -278,7 +278,7 @@ class RequestValidator:
             f"expected {most}" if least == most else f"expected number of inputs between {least} and {most}"
         )
         given_names = ",".join(f"'{given}'" for given in sorted(request.inputs))
-        missing = ",".join(f"'{need}'" for need in sorted(self._required - request.inputs.keys()))
+        missing = ",".join(f"'{need}'" for need in sorted(self._required.difference(request.inputs)))
         raise InvalidArgumentError(
             f"{request.log_prefix}{count}{' inputs' if least == most else ''} but got {got} inputs for model "
             f"'{name}'. Got input(s) [{given_names}], but missing required input(s) [{missing}]. Please "

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
-from conch.core.request import Reader
+from conch.core.reader import Reader
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata

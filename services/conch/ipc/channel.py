@@ -597,13 +597,13 @@ class PacketChannel:
             self._moved_ns = monotonic_ns()
         try:
             threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
-        except RuntimeError as error:  # too many threads
+        except RuntimeError as refused:  # too many threads
             with self.lock:
                 self.flushing = False
                 self._drop_backlog()
             self.shut_down()
             self._call_waiting()
-            raise ChannelClosedError(str(error)) from None
+            raise ChannelClosedError(str(refused)) from None
 
     def try_send(self, parts: Sequence[Buffer]) -> bool:
         """Sends a small message if that is possible at once; never blocks, not even on the lock.

@@ -70,7 +70,9 @@ from threading import get_ident
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.compiled import mypyc_attr
 from conch.core.servable import InlineClaim
+from conch.core.thread_state import LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -202,20 +204,17 @@ class _Turn:
         self.lost = False
 
 
-class _Here(threading.local):
-    loop: IoLoop | None = None
-
-
-_here = _Here()
+_here = LoopThread()
 
 
 def yield_loop() -> None:
     """Says that the calling thread is about to wait for other threads: a claim gives its loop away."""
-    loop = _here.loop
+    loop: IoLoop | None = _here.loop
     if loop is not None:
         loop.give_loop_to_standby()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class IoLoop:
     """One epoll loop; see the module.
 
@@ -430,10 +429,10 @@ class IoLoop:
         assert poll is not None, "it has been started"
         timeout = 0.0
         if not (self._soon or self._claims or self._sinks):
-            timeout = timers.wait_s(self._clock()) if timers else -1
+            timeout = timers.wait_s(self._clock()) if timers else -1.0
             self._asleep = True
             if self._soon or self._claims or self._stopping:
-                timeout = 0
+                timeout = 0.0
         if self._gone:
             self._gone.clear()
         try:
@@ -552,7 +551,7 @@ class IoLoop:
             if quiet >= _QUIET_TICKS:
                 self._unwatched = True
                 if self._turn is None and self._turns == turns:  # else one has begun meanwhile
-                    timeout = -1
+                    timeout = -1.0
             self._alarm.acquire(timeout=timeout)
             self._unwatched = False
             if self._take_over():
@@ -594,8 +593,9 @@ class IoLoop:
 class SharedLoop:
     """A loop that runs while it is held; `name` is that of its thread."""
 
-    def __init__(self, name: str = "conch-io") -> None:
+    def __init__(self, name: str = "conch-io", clock: Clock = monotonic_ns) -> None:
         self._name = name
+        self._clock = clock
         self._lock = threading.Lock()
         self._holders = 0
         self._loop: IoLoop | None = None
@@ -609,7 +609,7 @@ class SharedLoop:
         """
         with self._lock:
             if self._loop is None:
-                loop = IoLoop(name=self._name)
+                loop = IoLoop(self._clock, name=self._name)
                 loop.start()
                 self._loop = loop
             self._holders += 1

@@ -33,6 +33,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.recognition import Table
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array, Buffer, Tensor
@@ -93,10 +94,12 @@ LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Name, datatype and shape of each tensor of a list."""
 
 
+@mypyc_attr(native_class=False)
 class UnreachableError(InternalError):
     """The memory of a received tensor can't be opened here."""
 
 
+@mypyc_attr(native_class=False)
 class UnmappedError(UnreachableError, UnavailableError):
     """A received tensor or message is in memory that a process can't map now."""
 

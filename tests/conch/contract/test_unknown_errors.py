@@ -64,15 +64,19 @@ def indexed_over_http(server: AnyServer, raw: RawClient) -> str:
 
 
 NAMES = ("INPUT0", "INPUT1")
+PURE = pytest.mark.pure("the caller is compiled too, and calls the method itself")
 REQUESTS = (over_grpc, over_a_stream, over_http, generated)
 
 
 @pytest.mark.parametrize(
     ("place", "method", "ask"),
     [
-        *((Admission, "admit", ask) for ask in REQUESTS),
+        pytest.param(Admission, "admit", over_grpc, marks=PURE),
+        *((Admission, "admit", ask) for ask in REQUESTS[1:]),
         *((Model, "submit", ask) for ask in REQUESTS),
-        (ResponseEncoder if FRONT_ENDS == "0" else FrontEncoder, "message", over_grpc),
+        pytest.param(
+            ResponseEncoder if FRONT_ENDS == "0" else FrontEncoder, "message", over_grpc, marks=PURE
+        ),
         (ResponseEncoder, "parts", over_a_stream),
         (JsonEncoder, "__call__", over_http),
         (generate_route, "answer_object", generated),

@@ -36,6 +36,7 @@ from tritonclient.utils import InferenceServerException
 
 from conch import cli
 from conch.cli import serve_command
+from conch.core.compiled import build
 from conch.observability.logging.log_handler import ANNOUNCEMENTS
 from conch.settings.option import Settings
 
@@ -76,7 +77,7 @@ def conch(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert conch("--version") == (0, f"conch {version('conch')}\n", "")
+    assert conch("--version") == (0, f"conch {version('conch')} ({build()})\n", "")
     assert cli.main([]) == 0
     output, errors = capsys.readouterr()
     assert "conch serve" in output and errors == ""

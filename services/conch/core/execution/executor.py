@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance, BatchOutcome, Done, Pending
 from conch.core.clock import Clock
+from conch.core.compiled import mypyc_attr
 from conch.core.engine_text import without_places
 from conch.core.errors import (
     CancelledError,
@@ -62,6 +63,7 @@ def retry_after_ms(mean_batch_ns: int, pending: int, requests_per_batch: float, 
     return round(min(max(ms, _LEAST_RETRY_MS), _MOST_RETRY_MS))
 
 
+@mypyc_attr(native_class=False)
 class _Failures(list[InferenceResponse | None]):
     """The responses to a batch that failed as a whole."""
 

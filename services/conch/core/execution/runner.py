@@ -93,6 +93,7 @@ from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import Batch, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
+from conch.core.thread_state import RunnerThread
 
 log = logging.getLogger(__name__)
 
@@ -112,19 +113,7 @@ class BatchState(Enum):
 _TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
-class _Thread(threading.local):
-    """State of each thread that runs or finishes batches.
-
-    Attributes:
-        bypasses: True if it bypasses claims.
-        received: The outcomes that it finishes next; None if it finishes no batch.
-    """
-
-    bypasses: bool = False
-    received: deque[tuple[Runner, Batch, BatchOutcome]] | None = None
-
-
-_thread = _Thread()
+_thread = RunnerThread()
 
 
 @contextmanager

@@ -17,19 +17,19 @@ _LEAST_SWEPT = 64
 class DefaultScheduler(Scheduler):
     """Queue of a model without batching; a `max_queue_size` of 0 is no limit."""
 
-    expiries: Expiries
-    eager = True
-
     __slots__ = (
         "_bound",
+        "_expiries",
         "_queue",
         "_tracks",
+        "eager",
         "expiries",
         "pending",
     )
 
     def __init__(self, max_queue_size: int = 0) -> None:
-        self.expiries = Expiries()
+        self._expiries = self.expiries = Expiries()
+        self.eager = True
         self._tracks = False  # until the first request with a deadline
         self._bound = bound_of(max_queue_size)
         self._queue: deque[InferenceRequest] = deque()
@@ -46,7 +46,7 @@ class DefaultScheduler(Scheduler):
         self.pending = pending + 1
         if request.deadline_ns is not None:
             self._tracks = True
-            self.expiries.add(request, request.deadline_ns)
+            self._expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """Now, if any request is queued."""
@@ -63,7 +63,7 @@ class DefaultScheduler(Scheduler):
                 if not self.pending:
                     queue.clear()  # of cancelled requests
                 if self._tracks:
-                    self.expiries.discard(request)
+                    self._expiries.discard(request)
                 return Batch([request], request.batch_size)
         return IDLE
 
@@ -74,7 +74,7 @@ class DefaultScheduler(Scheduler):
         request.state = _NEW
         self.pending -= 1
         if self._tracks:
-            self.expiries.discard(request)
+            self._expiries.discard(request)
         if not self.pending:
             self._queue.clear()
         elif len(self._queue) > 2 * self.pending + _LEAST_SWEPT:
@@ -83,7 +83,7 @@ class DefaultScheduler(Scheduler):
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the requests whose deadline has passed."""
-        taken = self.expiries.take(now_ns)
+        taken = self._expiries.take(now_ns)
         for request in taken:
             self.cancel(request)
         return taken

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from conch.core.compiled import mypyc_attr
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduling.queue import Expiries, Queue, bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
@@ -21,6 +22,7 @@ _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RU
 _LEAST_SWEPT = 64
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamicBatcher(Scheduler):
     """Queue of a model with dynamic batching.
 
@@ -37,14 +39,13 @@ class DynamicBatcher(Scheduler):
         expiries: The queued requests with a deadline.
     """
 
-    expiries: Expiries
-
     __slots__ = (
         "_best_count",
         "_best_size",
         "_bound",
         "_closed",
         "_delay_ns",
+        "_expiries",
         "_forming",
         "_forming_size",
         "_largest_preferred",
@@ -67,7 +68,7 @@ class DynamicBatcher(Scheduler):
         max_queue_size: int = 0,
         queue: Queue | None = None,
     ) -> None:
-        self.expiries = Expiries()
+        self._expiries = self.expiries = Expiries()
         # Whether departures are tracked: from the first request with a deadline on.
         self._tracks = False
         self._bound = bound_of(max_queue_size)
@@ -98,7 +99,7 @@ class DynamicBatcher(Scheduler):
         self.pending = pending + 1
         if request.deadline_ns is not None:
             self._tracks = True
-            self.expiries.add(request, request.deadline_ns)
+            self._expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """Time at which the forming batch is sent if no other request comes; None without queued requests."""
@@ -141,7 +142,7 @@ class DynamicBatcher(Scheduler):
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the requests whose deadline has passed."""
-        taken = self.expiries.take(now_ns)
+        taken = self._expiries.take(now_ns)
         for request in taken:
             self.cancel(request)
         return taken
@@ -161,7 +162,7 @@ class DynamicBatcher(Scheduler):
     def _departed(self, requests: Iterable[InferenceRequest]) -> None:
         """Forgets requests that have left the queue."""
         for request in requests:
-            self.expiries.discard(request)
+            self._expiries.discard(request)
 
     def _sweep(self) -> None:
         """Drops the places of cancelled requests, which keep tensors alive, once they are the majority."""

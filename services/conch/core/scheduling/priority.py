@@ -65,18 +65,18 @@ class PriorityBatcher(DynamicBatcher):
         levels.append(request)
         self.pending += 1
         if ends:
-            self.expiries.add(request, min(ends))
+            self._expiries.add(request, min(ends))
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out expired requests, and moves back those that their policy delays."""
         taken: list[InferenceRequest] = []
-        for request in self.expiries.take(now_ns):
+        for request in self._expiries.take(now_ns):
             deadline_ns = request.deadline_ns
             if self._levels.delays(request) and (deadline_ns is None or now_ns < deadline_ns):
                 self._reform()
                 self._levels.delay(request)
                 if deadline_ns is not None:
-                    self.expiries.add(request, deadline_ns)
+                    self._expiries.add(request, deadline_ns)
             else:
                 self.cancel(request)
                 taken.append(request)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from conch.core.compiled import mypyc_attr
 from conch.core.request import InferenceRequest, RunTimes
 
 
@@ -95,6 +96,7 @@ class Timers(Protocol):
         """Lower bound of the next expiry, in monotonic ns; `NEVER` if nothing expires."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """A queue with a policy: no threads, no clock of its own, no locks.
 
@@ -112,7 +114,7 @@ class Scheduler(ABC):
 
     expiries: Timers
     pending: int
-    eager: bool = False
+    eager: bool
 
     @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:

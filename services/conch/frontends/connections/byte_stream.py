@@ -26,6 +26,7 @@ from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.compiled import mypyc_attr
 from conch.core.tensor import Buffer
 from conch.frontends.connections.wire import Wire
 from conch.ipc.loop import IoLoop
@@ -72,6 +73,7 @@ class _State(Enum):
     CLOSED = auto()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ByteStream:
     """One stream.
 

@@ -88,9 +88,8 @@ class PlainWire:
         reads_all: True: `recv` returns less than it may only where nothing is left.
     """
 
-    reads_all = True
-
     def __init__(self, connected: socket.socket) -> None:
+        self.reads_all = True
         self._socket = connected
         # Without a method's frame between, as each request calls them.
         self.recv = connected.recv
@@ -149,9 +148,8 @@ class TlsWire:
         http2: True to refuse clients that do not offer HTTP/2.
     """
 
-    reads_all = False
-
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, http2: bool) -> None:
+        self.reads_all = False
         self._http2 = http2
         self._socket = context.wrap_socket(
             connected, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True

@@ -122,5 +122,5 @@ class InferHandler:
                 call.reply_with(message, self._compression, trailing(self._reports))
         except ConchError as error:
             self._abort(call, error)
-        except Exception as error:  # boundary: outputs that user code has made
-            self._abort(call, unsendable(request.model_name, response, error))
+        except Exception as unknown:  # boundary: outputs that user code has made
+            self._abort(call, unsendable(request.model_name, response, unknown))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, NamedRegions, Responder, id_prefix
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
@@ -54,6 +55,7 @@ _FIELD_DATATYPE = {
 }
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestDecoder:
     """Decodes ModelInferRequest messages.
 

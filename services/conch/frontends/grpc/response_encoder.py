@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.recognition import MOST_ENTRIES, Table
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -26,6 +27,7 @@ RETRY_PARAMETER = "retry_after_ms"
 _SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ResponseEncoder:
     """Encodes ModelInferResponse messages; caches the parts with names, datatypes, shapes and lengths.
 

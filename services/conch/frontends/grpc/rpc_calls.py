@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
-from conch.core.request import Reader
+from conch.core.reader import Reader
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.tensor import Buffer

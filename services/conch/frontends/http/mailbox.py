@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from conch.core.request import Reader
+from conch.core.reader import Reader
 from conch.frontends.unread_bytes import Backlog, UnreadBytes
 
 MOST_BYTES = 16 << 20

@@ -20,7 +20,8 @@ from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
-from conch.core.request import InferenceRequest, InferenceResponse, Reader
+from conch.core.reader import Reader
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec
 from conch.ipc import codec
 from conch.ipc.channel import ChannelClosedError, Kind, PacketChannel, WireError

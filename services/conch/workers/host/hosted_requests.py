@@ -229,10 +229,9 @@ class HostedRequests:
 class _HostedWatch:
     """A `Watch` of a worker: it knows the trace, and sends spans; all else is recorded in the server."""
 
-    times: RunTimes | None = None
-    bytes_out = 0
-
     def __init__(self, trace_context: str, add_span: Callable[[SpanRecord], None]) -> None:
+        self.times: RunTimes | None = None
+        self.bytes_out = 0
         self.trace_context = trace_context
         self.add_span = add_span
 

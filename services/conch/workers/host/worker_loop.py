@@ -333,8 +333,8 @@ class Host:
         except ChannelClosedError:
             self._server_gone()
             raise
-        except WireError as error:
-            sys.stderr.write(f"conch worker: {error}\n")
+        except WireError as malformed:
+            sys.stderr.write(f"conch worker: {malformed}\n")
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
         except BaseException as error:  # boundary: the top of the process

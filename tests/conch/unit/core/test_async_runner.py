@@ -16,11 +16,10 @@ from tests.conch.unit.core.sequences import sequence_request, sequence_spec
 from tests.support.async_instance import Begins, BeginsModel, Done, Kept, at_once, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 
+from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.execution.rate_limiter import RateLimiter
-from conch.core.execution.response_tracker import ExecutionRecord
 from conch.core.execution.runner import bypassing_claims
-from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
@@ -738,26 +737,24 @@ def test_a_warm_up_that_fails() -> None:
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_batch_that_can_not_be_finished_holds_up_no_other(
-    decoupled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    decoupled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where there is no memory for what is counted: its requests are failed, and the next batch begins."""
+    failures: list[Exception] = []
+
+    def clock() -> int:
+        if failures:
+            raise failures.pop()
+        return monotonic_ns()
+
     kept = Kept()
-    model, loaded = make_beginning(make_spec(decoupled=decoupled), kept)
+    model, loaded = make_beginning(make_spec(decoupled=decoupled), kept, clock)
     answers = Answers()
     first, second = make_request(answers, id="a"), make_request(answers)
     model.submit(first)
     model.submit(second)
-    with monkeypatch.context() as patch:
-
-        def no_memory(*arguments: object) -> None:
-            patch.undo()
-            raise MemoryError("no memory")
-
-        if decoupled:
-            patch.setattr(ExecutionRecord, "end", no_memory)
-        else:
-            patch.setattr(ModelStatistics, "record_batch", no_memory)
-        kept.finish()
+    failures.append(MemoryError("no memory"))
+    kept.finish()
     assert answers.wait(1)
     error = answers.response(first).error
     assert error is not None

@@ -37,6 +37,7 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
 from conch.core.scheduling.scheduler import Batch, Decision
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
@@ -312,7 +313,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
 
 
 def test_numbers_are_never_used_again() -> None:
-    class Named(DefaultScheduler):
+    class Named(DynamicBatcher):
         """Its batches name their instance."""
 
         number = 0
@@ -337,7 +338,7 @@ def test_numbers_are_never_used_again() -> None:
         return instance
 
     instances = [Instance() for _ in range(5)]
-    scheduler = Named()
+    scheduler = Named(1)
     runner = Runner(
         "m",
         scheduler,

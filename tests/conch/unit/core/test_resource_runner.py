@@ -414,6 +414,7 @@ class Slots(Scheduler):
         self._waiting: list[InferenceRequest] = []
         self._busy: set[int] = set()
         self.expiries = self._queue.expiries
+        self.eager = False
         self.pending = 0
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:

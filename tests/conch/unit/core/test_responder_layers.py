@@ -58,20 +58,14 @@ class Call:
         """Nothing reads it."""
 
 
-@pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> list[ResponderLayer]:
-    """The layers in the order of the calls."""
-    found: list[ResponderLayer] = []
-    wrap = InferenceRequest.wrap_responder
+class Noting(InferenceRequest):
+    """Notes the layers in the order of the calls."""
 
-    def wrapped(
-        request: InferenceRequest, between: Callable[[Responder], Responder], layer: ResponderLayer
-    ) -> None:
-        found.append(layer)
-        wrap(request, between, layer)
+    added: list[ResponderLayer]
 
-    monkeypatch.setattr(InferenceRequest, "wrap_responder", wrapped)
-    return found
+    def wrap_responder(self, between: Callable[[Responder], Responder], layer: ResponderLayer) -> None:
+        self.added = [*getattr(self, "added", ()), layer]
+        super().wrap_responder(between, layer)
 
 
 @pytest.fixture
@@ -108,10 +102,13 @@ def run(spec: ModelSpec, cached: bool, request: InferenceRequest, single: str | 
         assert model.close() and log.close()
 
 
-def request_for(spec: ModelSpec) -> InferenceRequest:
+def request_for(spec: ModelSpec) -> Noting:
     """A request whose answers are its context."""
     answers = Answers()
-    return make_request(answers, rows=1 if spec.max_batch_size else None, context=answers)
+    like = make_request(rows=1 if spec.max_batch_size else None)
+    request = Noting("m", "", like.inputs, answers, 0)
+    request.context = answers
+    return request
 
 
 @pytest.mark.usefixtures("lines")
@@ -122,16 +119,15 @@ def request_for(spec: ModelSpec) -> InferenceRequest:
         (make_spec(decoupled=True), False, "LIMIT WATCH SINGLE LINES TRACKER"),
     ],
 )
-def test_the_calls_come_in_the_order_of_the_list(
-    added: list[ResponderLayer], spec: ModelSpec, cached: bool, expected: str
-) -> None:
-    run(spec, cached, request_for(spec), single="one only")
-    assert [layer.name for layer in added] == expected.split()
-    assert added == sorted(added, key=LAYERS.index)
+def test_the_calls_come_in_the_order_of_the_list(spec: ModelSpec, cached: bool, expected: str) -> None:
+    request = request_for(spec)
+    run(spec, cached, request, single="one only")
+    assert [layer.name for layer in request.added] == expected.split()
+    assert request.added == sorted(request.added, key=LAYERS.index)
 
 
 @pytest.mark.usefixtures("lines")
-def test_nothing_that_only_looks_at_responses_is_outside_the_regions(added: list[ResponderLayer]) -> None:
+def test_nothing_that_only_looks_at_responses_is_outside_the_regions() -> None:
     spec = make_spec()
     with shared_object(4096) as memory, closing(Regions()) as regions:
         regions.register_system("r", memory.key, 0, 4096)
@@ -141,13 +137,13 @@ def test_nothing_that_only_looks_at_responses_is_outside_the_regions(added: list
         run(spec, False, request)
         assert request.responder is bindings
     # A watch and lines go inside the regions, whenever they are added.
-    assert [layer.name for layer in added] == ["LIMIT", "REGIONS", "WATCH", "LINES"]
-    inside = [layer for layer in added if layer.inside_regions]
+    assert [layer.name for layer in request.added] == ["LIMIT", "REGIONS", "WATCH", "LINES"]
+    inside = [layer for layer in request.added if layer.inside_regions]
     assert inside == [ResponderLayer.WATCH, ResponderLayer.LINES]
 
 
 def _calls() -> Iterator[ast.Call]:
-    for path in Path(__file__).parents[4].glob("*/conch*/**/*.py"):
+    for path in Path(__file__).parents[4].glob("[cs]*/conch*/**/*.py"):
         text = path.read_text()
         if "wrap_responder(" in text:
             for node in ast.walk(ast.parse(text)):

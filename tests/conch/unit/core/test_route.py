@@ -66,11 +66,9 @@ def users_of(*routes: Route) -> list[set[int]]:
     """The users that get the candidate of each route."""
     found: list[set[int]] = [set() for _ in routes]
     for user in range(USERS):
-        made = request(call=Call({"x-user-id": f"user-{user}"}))
         for users, route in zip(found, routes, strict=True):
-            if route.choose(made, READY, LABELS) == 8:
+            if side(route, call=Call({"x-user-id": f"user-{user}"})) == 8:
                 users.add(user)
-            del made.side
     return found
 
 

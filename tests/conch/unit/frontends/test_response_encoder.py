@@ -178,6 +178,7 @@ def test_shapes_that_never_repeat_do_not_fill_the_memory() -> None:
     assert encoder.largest_cache <= 8
 
 
+@pytest.mark.pure("counts the calls of a function that compiled code calls itself")
 def test_large_bytes_are_copied_as_only_a_join_copies_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does so without the interpreter's lock: no other thread has to wait for it."""
     joins: list[int] = []

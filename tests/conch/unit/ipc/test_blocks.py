@@ -362,6 +362,7 @@ def test_what_is_idle_is_given_back_without_a_message() -> None:
         server.tidy()  # the worker is not notified
 
 
+@pytest.mark.pure("replaces the send of a channel")
 def test_what_can_not_be_given_back_now_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with exchanges() as (server, worker):

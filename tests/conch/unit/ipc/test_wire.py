@@ -304,7 +304,7 @@ def _with_fields(packet: memoryview) -> ReceivedMessage:
 
 DECODERS: list[Callable[[memoryview], object]] = [
     Message,
-    lambda packet: arrived(bytes(packet)),
+    lambda packet: arrived(bytes(packet) or b"0"),  # an empty one ends the channel
     lambda packet: decode_requests(_with_fields(packet)),
     lambda packet: decode_responses(_with_fields(packet), 2),
     lambda packet: decode_responses(_with_fields(packet)),

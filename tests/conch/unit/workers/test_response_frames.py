@@ -166,7 +166,7 @@ def test_quick_rows_of_a_thread_share_frames(
     times = count(10**9, apart_ns)
     now = next(times)
     monkeypatch.setattr(response_frames, "monotonic_ns", lambda: now)
-    monkeypatch.setattr(response_frames, "HELD_NS", PATIENCE_S * 1e9)
+    monkeypatch.setattr(response_frames, "HELD_NS", int(PATIENCE_S * 1e9))
     with streams(tmp_path, 1) as made:
         for number in range(20):
             made.hosted[0].respond(word(str(number)), False)

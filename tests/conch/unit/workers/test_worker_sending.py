@@ -66,6 +66,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.pure("replaces the send of a channel")
 def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
         assert open_files() == files + 2  # of the two mappings
 
 
+@pytest.mark.pure("replaces the send of a channel")
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_message_that_can_not_be_sent_gives_its_block_back(
     monkeypatch: pytest.MonkeyPatch, side: int

@@ -88,6 +88,7 @@ class SequenceBatcher(Scheduler):
         self._tracks = False  # until the first request that may expire
         self._bound = bound_of(spec.max_queue_size)
         self.pending = 0
+        self.eager = False
         self._now_ns = 0  # time of the last submit, completion or expiry
 
     @property

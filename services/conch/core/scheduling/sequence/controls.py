@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def _id_bytes(correlation_id: int | str, datatype: str) -> bytes:
 class FillerRequest(InferenceRequest):
     """Fills the row of a batch whose sequence has no ready request; `like` is a request of the batch."""
 
-    filler = True
+    filler: ClassVar[bool] = True
 
     __slots__ = ()
 

@@ -592,10 +592,10 @@ class Http2Connection:
             headers = self._decoder.decode(block)
         except HeaderListBombError as error:
             raise too_much(Reason.HEADER_LIST, "header list too long") from error
-        except HpackError as error:
+        except HpackError as malformed:
             raise ConnectionViolation(
                 ErrorCode.COMPRESSION_ERROR, Reason.COMPRESSION, "invalid header block"
-            ) from error
+            ) from malformed
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._receive_more_headers(stream, flags, headers, events)

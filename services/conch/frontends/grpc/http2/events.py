@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from conch.frontends.grpc.http2.hpack import HeaderList
@@ -12,24 +12,27 @@ if TYPE_CHECKING:
 class Event:
     """An event; two of one kind are equal if their fields are."""
 
-    __slots__: tuple[str, ...] = ()
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+    __slots__ = FIELDS
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(
-            getattr(self, name) == getattr(other, name) for name in self.__slots__
+            getattr(self, name) == getattr(other, name) for name in self.FIELDS
         )
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.FIELDS)
         return f"{type(self).__name__}({fields})"
 
 
 class HeadersReceived(Event):
     """A request, or the head of a response; if `headers.too_large`, most fields are missing."""
 
-    __slots__ = ("end_stream", "headers", "stream_id")
+    FIELDS: ClassVar[tuple[str, ...]] = ("end_stream", "headers", "stream_id")
+    __slots__ = FIELDS
 
     def __init__(self, stream_id: int, headers: HeaderList, end_stream: bool) -> None:
         self.stream_id = stream_id
@@ -40,7 +43,8 @@ class HeadersReceived(Event):
 class DataReceived(Event):
     """Bytes `start` to `end` of what was received; a frame may come in several pieces."""
 
-    __slots__ = ("data", "end", "end_stream", "start", "stream_id")
+    FIELDS: ClassVar[tuple[str, ...]] = ("data", "end", "end_stream", "start", "stream_id")
+    __slots__ = FIELDS
 
     def __init__(self, stream_id: int, data: bytes, start: int, end: int, end_stream: bool) -> None:
         self.stream_id = stream_id
@@ -53,7 +57,8 @@ class DataReceived(Event):
 class TrailersReceived(Event):
     """Trailers, which end the peer's side of the stream."""
 
-    __slots__ = ("headers", "stream_id")
+    FIELDS: ClassVar[tuple[str, ...]] = ("headers", "stream_id")
+    __slots__ = FIELDS
 
     def __init__(self, stream_id: int, headers: HeaderList) -> None:
         self.stream_id = stream_id
@@ -63,7 +68,8 @@ class TrailersReceived(Event):
 class StreamReset(Event):
     """The peer reset a stream, or an error of the peer's made this side reset it; the stream is closed."""
 
-    __slots__ = ("code", "stream_id")
+    FIELDS: ClassVar[tuple[str, ...]] = ("code", "stream_id")
+    __slots__ = FIELDS
 
     def __init__(self, stream_id: int, code: int) -> None:
         self.stream_id = stream_id
@@ -79,7 +85,8 @@ class StreamRefused(Event):
 class WindowOpened(Event):
     """Queued data of a stream went to the output: `unsent` fell."""
 
-    __slots__ = ("stream_id",)
+    FIELDS: ClassVar[tuple[str, ...]] = ("stream_id",)
+    __slots__ = FIELDS
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
@@ -94,7 +101,8 @@ class PingReceived(Event):
 class PingAcknowledged(Event):
     """The peer answered a PING."""
 
-    __slots__ = ("payload",)
+    FIELDS: ClassVar[tuple[str, ...]] = ("payload",)
+    __slots__ = FIELDS
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
@@ -103,7 +111,8 @@ class PingAcknowledged(Event):
 class GoAwayReceived(Event):
     """The peer goes away; it does not process streams above `last_stream_id`."""
 
-    __slots__ = ("code", "last_stream_id", "text")
+    FIELDS: ClassVar[tuple[str, ...]] = ("code", "last_stream_id", "text")
+    __slots__ = FIELDS
 
     def __init__(self, last_stream_id: int, code: int, text: bytes) -> None:
         self.last_stream_id = last_stream_id
@@ -114,7 +123,8 @@ class GoAwayReceived(Event):
 class ConnectionClosed(Event):
     """A connection error: GOAWAY is in the output, after which the owner closes the connection."""
 
-    __slots__ = ("code", "reason", "text")
+    FIELDS: ClassVar[tuple[str, ...]] = ("code", "reason", "text")
+    __slots__ = FIELDS
 
     def __init__(self, code: int, reason: Reason, text: str) -> None:
         self.code = code

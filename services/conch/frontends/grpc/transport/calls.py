@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from conch.access.principals import Grant
-from conch.core.request import Reader
+from conch.core.reader import Reader
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
@@ -116,8 +116,8 @@ class TransportCall:
                  "half_closed", "stream_id", "withheld")  # fmt: skip
 
     _access: Grant
-    read_ns = 0
-    path = ""
+    read_ns: ClassVar[int] = 0
+    path: ClassVar[str] = ""
 
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         self.connection = connection

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from conch.core.admission import HeldBytes, Hold
 from conch.core.clock import Clock
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.places import Seated
@@ -77,6 +78,7 @@ class PortConnection(Seated, Protocol):
         """Closes the connection; cancels its calls."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PortState:
     """State that the connections of one port share; changed on the loop's thread once the port serves.
 

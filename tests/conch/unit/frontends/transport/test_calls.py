@@ -15,32 +15,40 @@ from conch.frontends.grpc.open_calls import MOST_UNREAD_BYTES, OpenCalls
 from conch.frontends.grpc.transport.calls import StreamCall, UnaryCall
 from conch.frontends.grpc.transport.messages import compress
 from conch.frontends.grpc.transport.metadata import RequestHead
+from conch.ipc.loop import IoLoop
 
 PAIRS = [(name.encode(), value.encode()) for name, value in call_pairs("/t.T/Call")]
 HEAD = RequestHead((*PAIRS, (b"grpc-encoding", b"gzip")))
 
 
+class Loop(IoLoop):
+    """Stands in for the I/O loop: work runs at once."""
+
+    @property
+    def on_thread(self) -> bool:
+        return True
+
+    def call_soon(self, work: Callable[[], object]) -> None:
+        work()
+
+
 class Connection:
-    """Stands in for the connection of a call and its loop, whose work runs at once.
+    """Stands in for the connection of a call.
 
     Attributes:
         decompressed: Takes the message of the last call that was compressed.
         turns: Streams that have more to deliver in the next turn.
     """
 
-    on_thread = True
     peer = ""
     certificate_names = ()
     most_message_bytes = 1000
     decompressed: Callable[[bytes], None]
 
     def __init__(self) -> None:
-        self.loop: Any = self
+        self.loop = Loop()
         self.open_calls = OpenCalls()
         self.turns: list[StreamCall] = []
-
-    def call_soon(self, work: Callable[[], object]) -> None:
-        work()
 
     def deliver_later(self, call: StreamCall) -> None:
         self.turns.append(call)

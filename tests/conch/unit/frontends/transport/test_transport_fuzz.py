@@ -34,6 +34,7 @@ from conch.core.tensor import Buffer
 from conch.frontends.grpc.rpc_calls import StreamRpc
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.port_state import PortOptions, PortState
+from conch.ipc.loop import IoLoop
 
 EXAMPLES = 1500
 MOST_SENT = 4 << 20
@@ -42,14 +43,17 @@ MOST_SENT = 4 << 20
 UNARY, STREAM = "/t.T/Echo", "/t.T/Each"
 
 
-class Loop:
+class Loop(IoLoop):
     """Stands in for the I/O loop: work runs when the test says so, timers never."""
 
-    on_thread = True
-
     def __init__(self) -> None:
+        super().__init__()
         self.soon: deque[Callable[[], object]] = deque()
         self.sinks: dict[Any, None] = {}
+
+    @property
+    def on_thread(self) -> bool:
+        return True
 
     def register(self, file: int, source: object, events: int = 0) -> None:
         pass
@@ -58,12 +62,6 @@ class Loop:
         pass
 
     def unregister(self, file: int) -> None:
-        pass
-
-    def call_at(self, at_ns: int, work: Callable[[], object]) -> Loop:
-        return self
-
-    def cancel(self) -> None:
         pass
 
     def call_soon(self, work: Callable[[], object]) -> None:

@@ -69,28 +69,13 @@ SETTINGS = LocalSettings(max_frame_size=4 * MIB)
 NARROW = PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB)
 
 
-class ClockedLoop(SharedLoop):
-    """An I/O loop by a clock, for one holder."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clocked = IoLoop(clock)
-
-    def hold(self) -> IoLoop:
-        self._clocked.start()
-        return self._clocked
-
-    def release(self) -> None:
-        self._clocked.stop(0)
-
-
 class Site:
     """A server that answers with the size of messages, or with so many bytes."""
 
     def __init__(
         self, tls: TlsOptions | None = None, options: PortOptions | None = None, clock: Clock | None = None
     ) -> None:
-        by_clock = () if clock is None else (ClockedLoop(clock), clock)
+        by_clock = () if clock is None else (SharedLoop(clock=clock), clock)
         self.server = TransportServer(options or PortOptions(settings=SETTINGS), *by_clock)
         self.waiting: queue.Queue[StreamRpc] = queue.Queue()
         self.cancelled: queue.Queue[None] = queue.Queue()
