@@ -792,7 +792,7 @@ def test_connections_take_turns(path: str, streams: int) -> None:
 def test_a_round_of_many_connections_is_bounded() -> None:
     """Each connection has a few frames handled as it is read; further ones share the round's turns."""
     clock = count(0, SECOND // 10_000).__next__
-    server = TransportServer(PortOptions(settings=SETTINGS), ClockedLoop(clock), clock)
+    server = TransportServer(PortOptions(settings=SETTINGS), SharedLoop(clock=clock), clock)
     handled: list[str] = []
     begun, sent = threading.Event(), threading.Event()
 
