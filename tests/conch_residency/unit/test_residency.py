@@ -194,6 +194,7 @@ def test_a_live_sequence_keeps_its_model(site: Site) -> None:
     assert ask_for(site, "b") is None
 
 
+@pytest.mark.pure("replaces a method of the registry")
 def test_a_sequence_goes_on_where_its_model_is_evicted_at_this_moment(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
