@@ -17,7 +17,8 @@ from conch_frames.frame_error import FrameError
 EXACT_WHOLES: Final = {"FP16": 1 << 11, "FP32": 1 << 24, "FP64": 1 << 53}
 """Whole numbers up to which a datatype has each."""
 
-_PLAIN_NUMBER = r"^[0-9+\-.eE]+$"
+NUMBER_SIGNS: Final = b"0123456789+-.eE"
+"""All that cells of numbers have; parsers differ in what they take besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ def _datetime64(value: datetime) -> np.datetime64:
 
 
 def _of_arrow(name: str, data: Any) -> Column:
+    """An Arrow array; without `to_numpy`, `asarray` and scalars, which import pandas: 0.4 s of a command."""
     import pyarrow as pa
 
     if isinstance(data, pa.ChunkedArray):
@@ -158,25 +160,34 @@ def _of_arrow(name: str, data: Any) -> Column:
         if isinstance(data, pa.ChunkedArray):  # of texts that one array can't hold
             raise FrameError(name, None, "its texts are longer than 2 GiB together: send fewer rows at once")
     kind = data.type
-    nulls = np.asarray(data.is_null()) if data.null_count else None
+    nulls = _arrow_numbers(pa, data.is_null()) if data.null_count else None
     if pa.types.is_dictionary(kind):
-        return _of_dictionary(name, data, nulls)
+        return _of_dictionary(name, data, nulls, _arrow_numbers(pa, data.indices))
     if pa.types.is_null(kind):
         return Column(np.zeros(len(data)), np.ones(len(data), np.bool_))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        filled = data if nulls is None else data.fill_null(False if pa.types.is_boolean(kind) else 0)
-        return Column(filled.to_numpy(zero_copy_only=False), nulls)
+        return Column(_arrow_numbers(pa, data), nulls)
     if pa.types.is_timestamp(kind):
         return Column(data.cast(pa.timestamp(kind.unit)).to_numpy(zero_copy_only=False), nulls)
     if pa.types.is_date(kind):
         return Column(data.to_numpy(zero_copy_only=False), nulls)
     if _is_text(pa, kind):
-        return Column(data.to_numpy(zero_copy_only=False), nulls)
+        return Column(_objects(data.to_pylist()), nulls)
     raise FrameError(name, None, f"its Arrow type is {kind}, which no model takes: cast it")
 
 
-def _of_dictionary(name: str, data: Any, nulls: Array | None) -> Column:
-    codes = np.asarray(data.indices.fill_null(0) if data.indices.null_count else data.indices)
+def _arrow_numbers(pa: Any, data: Any) -> Array:
+    """Numbers or booleans; 0 for nulls."""
+    truths = pa.types.is_boolean(data.type)
+    plain = data.cast(pa.uint8()) if truths else data
+    bare = pa.Array.from_buffers(plain.type, len(plain), [None, plain.buffers()[1]], offset=plain.offset)
+    values: Array = np.from_dlpack(bare)
+    if data.null_count:
+        values = np.where(_arrow_numbers(pa, data.is_null()), values.dtype.type(0), values)
+    return values.view(np.bool_) if truths else values
+
+
+def _of_dictionary(name: str, data: Any, nulls: Array | None, codes: Array) -> Column:
     distinct = column_of(name, data.dictionary)
     if distinct.codes is not None:
         raise FrameError(name, None, "it is a dictionary of dictionaries, which no model takes")
@@ -206,8 +217,11 @@ def quick_column(name: str, cells: Any, kind: str, most: int) -> Column | None:
 
     if kind == "text":
         return column_of(name, cells.dictionary_encode())
-    if kind == "bool" or not pc.all(pc.match_substring_regex(cells, _PLAIN_NUMBER)).as_py():
+    texts = (bytes(chunk.buffers()[2] or b"") for chunk in cells.chunks)  # a slice has those of all rows
+    if kind == "bool" or any(each.translate(None, NUMBER_SIGNS) for each in texts):
         return None
+    filled = pc.binary_length(cells).cast(pa.bool_())  # of other kinds an empty text is null
+    cells = pc.if_else(filled, cells, pa.nulls(len(cells), cells.type))
     try:
         column = column_of(name, cells.cast(pa.int64() if kind == "int" else pa.float64()))
     except pa.ArrowInvalid:

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
-from conch_frames.column import EXACT_WHOLES, Column, column_of, quick_column
+from conch_frames.column import EXACT_WHOLES, NUMBER_SIGNS, Column, column_of, quick_column
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
 from conch_frames.frame_error import FrameError
 
 _MOST_NAMES = 20
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
-_NUMBER_SIGNS = b"0123456789+-.eE"
 _NOT_FINITE = {
     sign + name.lower(): float(sign + name) for sign in ("", "+", "-") for name in ("nan", "inf", "infinity")
 }
@@ -581,7 +580,7 @@ def _cell_kind(rule: ColumnRule) -> str:
 
 def _parsed_numbers(cells: Sequence[Any], kind: str, most: int) -> Array:
     """Numbers of cells. Raises ValueError or OverflowError: a cell is none, or beyond `most` or 64 bits."""
-    if kind == "bool" or "".join(cells).encode().translate(None, _NUMBER_SIGNS):
+    if kind == "bool" or "".join(cells).encode().translate(None, NUMBER_SIGNS):
         raise ValueError
     if kind == "int":
         return np.array([int(each) for each in cells], np.int64)
@@ -614,7 +613,7 @@ def _parsed_cell(cell: str, kind: str) -> bool | int | float:
         raise ValueError
     if lower in _NOT_FINITE:
         return _NOT_FINITE[lower]
-    if not cell or cell.encode().translate(None, _NUMBER_SIGNS):
+    if not cell or cell.encode().translate(None, NUMBER_SIGNS):
         raise ValueError
     try:
         return int(cell)

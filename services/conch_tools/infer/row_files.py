@@ -18,7 +18,7 @@ from conch_frames.frame_error import FrameError
 FORMATS = ("csv", "jsonl", "parquet")
 
 _ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-_BLOCK_BYTES = 512 << 10
+_BLOCK_BYTES = 2 << 20
 _RECORD_BYTES = 64 << 20
 _PARQUET_ROWS = 8192
 

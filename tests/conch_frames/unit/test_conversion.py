@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -334,14 +336,26 @@ def test_a_quoted_empty_field_is_a_text_and_an_empty_one_null(
 
 FILLER = [("1.5", "7", "word" * 20, "true")] * 1000
 """Rows behind others, which make a body long enough for the quick parser."""
-ODD_CELLS = ("", "nan", "1e400", "007", "NA", "+1", ".5", "0x10", str(2**53 + 1), "9" * 30)
-CELL = st.text("0123456789+-.eE xn_ü", max_size=6) | st.sampled_from(ODD_CELLS)
+ODD_CELLS = ("", '""', "nan", "1e400", "007", "NA", "+1", ".5", "0x10", str(2**53 + 1), "9" * 30)
+
+
+def read_csv(content: bytes | str) -> Table:
+    """A table, read in a thread, as servers do: in the main one pyarrow keeps a pipe for signals."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(csv_table, content).result()
+
+
+QUOTED = st.text('1.5,\n "xü', max_size=5).map(lambda text: '"' + text.replace('"', '""') + '"')
+CELL = st.text("0123456789+-.eE xn_ü", max_size=6) | st.sampled_from(ODD_CELLS) | QUOTED
 
 
 @given(
     st.lists(st.tuples(CELL, CELL, CELL, st.sampled_from(["1", "true", "no", ""])), max_size=3), st.booleans()
 )
 @example([("1", "9" * 30, "a", "true")], False)
+@example([('""', '"7"', '""', "1"), ("", "1", '",\n"', "true"), ("2", "", "", "1")], True)
+@example([("1", "1", 'a"b"', "1")], False)
+@example([("1", "1", '"a""b"', "1")], False)
 def test_long_csv_is_read_by_a_quick_parser_as_by_the_careful_one(
     rows: list[tuple[str, ...]], returns: bool
 ) -> None:
@@ -349,19 +363,45 @@ def test_long_csv_is_read_by_a_quick_parser_as_by_the_careful_one(
     model = columns_of_config(config(datatypes, [{"name": "s", "null": "none"}]))
     end = "\r\n" if returns else "\n"
     lines = end.join(",".join(row) for row in [*rows, *FILLER])
+    text = f'"f",i,s,b{end}{lines}'
     found: list[str] = []
-    for names in ("f,i,s,b", '"f",i,s,b'):  # a quote anywhere is for the careful one
-        # In a thread, as servers do: in the main one pyarrow keeps a pipe for signals.
-        with ThreadPoolExecutor(1) as thread:
-            table = thread.submit(csv_table, f"{names}{end}{lines}".encode()).result()
-        assert isinstance(table.columns["f"], list) == ('"' in names)
+    for content in (text.encode(), text):  # a text is for the careful one
         try:
-            arrays = {name: each.numpy() for name, each in table_tensors(table, model).items()}
+            tensors = table_tensors(read_csv(content), model)
+            arrays = {name: each.numpy() for name, each in tensors.items()}
         except FrameError as error:
             found.append(error.message)
         else:
             found.append(repr({name: array.ravel()[:3].tolist() for name, array in arrays.items()}))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "quick"), [('""', True), ('"a,\n"', True), ('"a""b"', False), ('a"b', False), (' "a"', False)]
+)
+def test_fields_with_quotes_are_for_the_careful_parser(cell: str, quick: bool) -> None:
+    lines = "\n".join(",".join(row) for row in [("1", "1", cell, "1"), *FILLER])
+    table = read_csv(f"f,i,s,b\n{lines}".encode())
+    assert isinstance(table.columns["s"], pa.ChunkedArray) == quick
+
+
+@pytest.mark.process
+def test_csv_becomes_tensors_without_pandas() -> None:
+    # Imported by many of pyarrow's methods, it takes longer than 10,000 rows.
+    lines = "\n".join(",".join(row) for row in [("", "7", "", "1"), *FILLER])
+    model = config({"f": "FP64", "i": "INT64", "s": "STRING"}, [{"name": "s", "null": "none"}])
+    source = f"""
+import sys
+from conch_frames.column_rules import columns_of_config
+from conch_frames.conversion import table_tensors
+from conch_frames.csv_table import csv_table
+table_tensors(csv_table(sys.stdin.buffer.read()), columns_of_config({model!r}))
+assert "pyarrow" in sys.modules
+print("pandas" in sys.modules)
+"""
+    body = f"f,i,s,b\n{lines}".encode()
+    done = subprocess.run([sys.executable, "-c", source], input=body, capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize(
