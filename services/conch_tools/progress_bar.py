@@ -10,7 +10,7 @@ from typing import IO
 _WIDTH = 30
 _PAUSE_S = 0.1
 _COLUMNS = 80
-"""Of a terminal that does not tell."""
+"""Width of a terminal that does not tell it."""
 
 
 def _rows(done: float) -> str:
