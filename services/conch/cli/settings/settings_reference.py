@@ -117,7 +117,8 @@ def keywords_text() -> str:
         kind = each.kind.python
         if each.choices:
             choices = ", ".join(f'"{choice}"' for choice in each.choices)
-            kind = f"Literal[{choices}]" if len(choices) < 80 else f"Literal[\n        {choices}\n    ]"
+            long = f"(\n        Literal[\n            {choices}\n        ]\n       "  # as ruff wraps it
+            kind = f"Literal[{choices}]" if len(choices) < 80 else long
         several = f" | Sequence[{kind}]" if each.repeatable else ""
-        lines.append(f"    {each.key}: {kind}{several} | None\n")
+        lines.append(f"    {each.key}: {kind}{several} | None{chr(10) + '    )' if kind[0] == '(' else ''}\n")
     return _KEYWORDS_HEAD + "".join(lines)

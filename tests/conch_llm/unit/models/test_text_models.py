@@ -367,8 +367,8 @@ def test_tokens(tmp_path: Path) -> None:
         for route, body, problem in (
             ("/tokenize", {}, "prompt: must be a text; or give messages"),
             ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens: must be true or"),
-            ("/detokenize", {"tokens": ["a"]}, "tokens: must be a list of at most 131072 tokens"),
-            ("/detokenize", {"tokens": [1] * ((1 << 17) + 1)}, "tokens: must be a list of at most 131072 tok"),
+            ("/detokenize", {"tokens": ["a"]}, "tokens: must be a list of at most"),
+            ("/detokenize", {"tokens": [1] * ((1 << 17) + 1)}, "tokens: must be a list of at most 131072"),
             ("/tokenize", {"prompt": "a" * ((1 << 19) + 1)}, "prompt: must have at most 524288 characters"),
         ):
             with pytest.raises(ModelError, match=problem):
