@@ -104,7 +104,7 @@ test-processes: $(STAMP) $(NATIVE_STAMP)
 	$(PYTEST) -m 'slow or process'
 
 # By hand, once for each issue: what runs long and rarely fails.
-test-release: test-compiled test-pythons test-installs test-airflow test-mlflow
+test-release: test-pythons test-installs test-airflow test-mlflow
 
 # The quick tests on each Python that is here, or on those that PYTHONS names; in minutes for each.
 test-pythons:

@@ -166,6 +166,7 @@ class FrontServer:
         # Each front has its share of what the port may hold, and of its connections.
         self._port = PortState(limits, clock, held=held)
         self._share = max(held.most // count, 1)
+        self._most_connections = -(-limits.most_connections // count)
         self._reuse_port = options.reuse_port
         self._clock = clock
         self._loop: IoLoop | None = None
@@ -301,11 +302,10 @@ class FrontServer:
 
     def _give(self, listener: int, accepted: socket.socket, peer: str) -> bool:
         """Gives a connection to a front; False if none takes it now."""
-        for front in self._by_load():
-            link = front.link
-            if link is not None and link.serving and link.give(accepted, listener, peer):
-                return True
-        return False
+        links = [link for front in self._by_load() if (link := front.link) is not None and link.serving]
+        # Those with their share of the connections come last: idle ones would give way there.
+        links.sort(key=lambda link: link.connections >= self._most_connections)
+        return any(link.give(accepted, listener, peer) for link in links)
 
     def _by_load(self) -> list[Front]:
         """The fronts that are alive, the one with the fewest open calls first; any thread."""
@@ -474,9 +474,8 @@ class FrontServer:
             on_state=self._give_waiting,
             on_lost=partial(self._on_lost, front),
         )
-        options, count = self._port.options, len(self._fronts)
-        most = -(-options.most_connections // count)
-        limits = replace(options, most_received_bytes=self._share, most_connections=most)
+        most = self._most_connections
+        limits = replace(self._port.options, most_received_bytes=self._share, most_connections=most)
         level = logging.getLogger("conch").getEffectiveLevel()
         unary, streams, checked = self._handlers
         settings = FrontSettings(

@@ -200,7 +200,9 @@ class HttpFronts:
             self._waiting.append((number, accepted))
 
     def _give(self, number: int, accepted: socket.socket) -> bool:
-        return any(link.give(number, accepted) for link in self._find_links())
+        most = self._ports[number][0].most_connections  # of a front: idle ones would give way there
+        links = sorted(self._find_links(), key=lambda link: link.connections_of(number) >= most)
+        return any(link.give(number, accepted) for link in links)
 
     def _give_waiting(self) -> None:
         while self._waiting and self._give(*self._waiting[0]):
