@@ -8,7 +8,7 @@ from typing import Protocol
 
 from conch.core.clock import Clock
 
-_TURNS_NS = 4_000_000
+_TURNS_NS = 2_000_000
 """Time in a round of the loop for connections that have had a turn."""
 
 
