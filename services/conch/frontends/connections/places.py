@@ -40,6 +40,10 @@ class Seated(Protocol):
         """True once it is ending."""
 
     @property
+    def used(self) -> bool:
+        """True once its client has sent a request."""
+
+    @property
     def heard_at(self) -> float:
         """Time at which its client was last heard, in the unit of its port."""
 
@@ -48,7 +52,10 @@ class Seated(Protocol):
 
 
 def find_place(connections: Collection[Seated], leaving: int, most: int) -> Place:
-    """Finds a place for one more connection: the idle ones that were quiet longest give way.
+    """Finds a place for one more connection: of the idle ones those without a request give way first.
+
+    Of these, and then of the others, the ones that were quiet longest: a client that only connects closes no
+    connection of those that ask.
 
     It looks at all connections, so some give way at once where there may be many.
 
@@ -75,7 +82,9 @@ def find_place(connections: Collection[Seated], leaving: int, most: int) -> Plac
 
 def _clear(connections: Iterable[Seated], count: int) -> bool:
     """Has so many of these leave; False if none is idle."""
-    quiet = nsmallest(count, (each for each in connections if each.idle), key=_heard_at)
+    quiet = nsmallest(
+        count, (each for each in connections if each.idle), key=lambda each: (each.used, each.heard_at)
+    )
     for each in quiet:
         each.leave()
     return bool(quiet)

@@ -269,6 +269,11 @@ class Connection:
         return self.snapshot().waits is WaitsFor.REQUEST
 
     @property
+    def used(self) -> bool:
+        """True once a request has come."""
+        return self._reader.requests > 0
+
+    @property
     def leaving(self) -> bool:
         """True once it is ending."""
         return self.stream.closing

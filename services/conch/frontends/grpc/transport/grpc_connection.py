@@ -325,6 +325,11 @@ class GrpcConnection:
         """True if no calls are open."""
         return not self._calls
 
+    @property
+    def used(self) -> bool:
+        """True once a call has come."""
+        return self._http2.last_stream_id > 0
+
     def ping(self, payload: bytes) -> None:
         """Sends a ping."""
         self._http2.ping(payload)

@@ -18,6 +18,7 @@ class Client:
         self.heard_at: float = now
         self.reserved = reserved
         self.idle = True
+        self.used = False
         self.leaving = False
 
     def leave(self) -> None:
@@ -36,6 +37,7 @@ def test_bounds_hold_and_the_quietest_give_way(most: int, seed: int) -> None:
         if port and chance.random() < 0.5:
             client = chance.choice(port)
             client.idle, client.heard_at = client.leaving or chance.random() > busy, now
+            client.used = True
         before = {each for each in port if not each.leaving}
         place = find_place(list(port), sum(each.leaving for each in port), most)
         gone = {each for each in before if each.leaving}
@@ -47,10 +49,12 @@ def test_bounds_hold_and_the_quietest_give_way(most: int, seed: int) -> None:
         if place is Place.RESERVED:
             assert not any(each.idle and not each.reserved for each in before)
         if gone:
-            quietest = max(each.heard_at for each in gone)
+            last = max((each.used, each.heard_at) for each in gone)
             alike = {each.reserved for each in gone}
             assert not [
-                each for each in staying if each.idle and each.reserved in alike and each.heard_at < quietest
+                each
+                for each in staying
+                if each.idle and each.reserved in alike and (each.used, each.heard_at) < last
             ]
         port.append(Client(port, now, place is Place.RESERVED))
         here = [each for each in port if not each.leaving]
