@@ -2,10 +2,10 @@
 
 A call of the engine blocks its thread until its answer ends, so each slot has a thread; further requests wait
 on the event loop, where they are cancelled without the engine. The engine calls back for each piece of an
-answer, on the slot's thread: the piece goes into an inbox, and the first one of a step wakes the loop, which
-gives all pieces of the step to their requests at once, and those that come in a pause afterwards together.
-The callback returns true to cancel. It is also called between the batches of a long prompt, as progress is
-asked for. It must not raise: the engine would cancel the request, and lose the exception.
+answer, on the slot's thread: the piece goes into an inbox, and the first one of a turn wakes the loop, which
+gives all pieces of a step to their requests at once. The callback returns true to cancel. It is also called
+between the batches of a long prompt, as progress is asked for. It must not raise: the engine would cancel the
+request, and lose the exception.
 """
 
 from __future__ import annotations
@@ -36,15 +36,6 @@ log = logging.getLogger(__name__)
 
 _ERRORS_ONLY = 1
 _HTTP_THREADS = 2
-_STEP_S = 0.003
-"""Longest wait for the other answers' pieces of a step."""
-_PAUSE_S = 0.02
-"""Least time between two rounds of pieces, but for the first piece of an answer.
-
-A round costs two processes about 1.8 ms of processor time, however many pieces it has: their code and data
-leave the processor's caches in each step of the engine. Without pauses one stream had 0.91 and four had 0.90
-of the tokens/s of llama.cpp's own server on two processors; with them 0.96 to 0.99 and 0.94 to 0.96.
-"""
 _UNCAUGHT = (RuntimeError, ValueError)
 """Exceptions of the engine's calls about a request."""
 
@@ -88,7 +79,7 @@ class _Answer:
         self._form = form
         self._constraint = constraint
         self._tokens = 0
-        self.begun = False
+        self._begun = False
         self._wakes: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
@@ -131,11 +122,11 @@ class _Answer:
                 logprobs=self._form(choice["logprobs"]["content"])
                 if self._with_logprobs and choice["logprobs"] is not None
                 else None,
-                prompt_tokens=None if self.begun else timings["cache_n"] + timings["prompt_n"],
-                cached_tokens=None if self.begun else timings["cache_n"],
+                prompt_tokens=None if self._begun else timings["cache_n"] + timings["prompt_n"],
+                cached_tokens=None if self._begun else timings["cache_n"],
             )
         )
-        self.begun = True
+        self._begun = True
         self.over = ends
 
 
@@ -194,7 +185,6 @@ class Engine:
         self._free = asyncio.Semaphore(settings.max_num_seqs)
         self._inbox: deque[tuple[_Answer, str]] = deque()
         self._awake = False
-        self._pause: asyncio.TimerHandle | None = None
         self._answers: set[_Answer] = set()
         self._waiting = 0
 
@@ -323,16 +313,17 @@ class Engine:
             if answer.cancelled:
                 return True
             self._inbox.append((answer, text))
-            if not self._awake or not answer.begun:
+            if not self._awake:
                 self._awake = True
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._gather if answer.begun else self._deliver)
+                    loop.call_soon_threadsafe(self._deliver)
             return False
 
         self._server.handle_completions(body, receive)
 
     def _deliver(self) -> None:
         """Gives the pieces that have come to their requests."""
+        self._awake = False  # before the inbox is read: a piece that comes meanwhile wakes again
         fresh: dict[_Answer, None] = {}
         while self._inbox:
             answer, text = self._inbox.popleft()
@@ -343,23 +334,6 @@ class Engine:
             fresh[answer] = None
         for answer in fresh:
             answer.wake()
-        if self._pause is None:
-            self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        """Ends a pause, in which pieces wake nothing."""
-        self._pause = None
-        self._awake = False  # before the inbox is looked at: a piece that comes meanwhile wakes again
-        if self._inbox:
-            self._awake = True
-            self._gather()
-
-    def _gather(self) -> None:
-        """Gives the pieces of a step to their requests, when they have come."""
-        if len(self._inbox) < len(self._answers):
-            asyncio.get_running_loop().call_later(_STEP_S, self._deliver)
-        else:
-            self._deliver()
 
     def _ended(self, answer: _Answer, call: asyncio.Future[None]) -> None:
         """Frees the slot of a request that the engine has left."""
