@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.ipc.loop import IoLoop
@@ -107,32 +107,42 @@ def tcp_sockets(host: str, port: int, reuse_port: bool) -> list[socket.socket]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []
     number = port
-    with ExitStack() as undo:
-        failure: OSError | None = None
-        for family, _, _, _, target in dict.fromkeys(found):
-            each = socket.socket(family, socket.SOCK_STREAM)
-            undo.callback(each.close)
-            try:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if reuse_port:
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-                each.bind((target[0], number, *target[2:]))
-                each.listen(_BACKLOG)
-            except OSError as error:
-                each.close()
-                if port and error.errno == errno.EADDRINUSE:
-                    raise
-                failure = error
-                continue
-            each.setblocking(False)
-            bound.append(each)
-            number = each.getsockname()[1]
-        if not bound:
-            assert failure is not None, "a host has an address"
-            raise failure
-        undo.pop_all()
+    failure: OSError | None = None
+    for family, _, _, _, target in dict.fromkeys(found):
+        try:
+            bound.append(_tcp_socket(family, (target[0], number, *target[2:]), reuse_port, host == "::"))
+        except OSError as error:
+            failure = error
+            if port and error.errno == errno.EADDRINUSE:
+                while bound:
+                    bound.pop().close()
+                break
+        else:
+            number = bound[0].getsockname()[1]
+    if not bound:
+        assert failure is not None, "a host has an address"
+        raise failure
+    return bound
+
+
+def _tcp_socket(family: int, target: tuple[object, ...], reuse_port: bool, both: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        return _listening(bound, target)
+    except BaseException:
+        bound.close()
+        raise
+
+
+def _listening(bound: socket.socket, address: str | tuple[object, ...]) -> socket.socket:
+    bound.bind(address)
+    bound.listen(_BACKLOG)
+    bound.setblocking(False)
     return bound
 
 
@@ -143,10 +153,7 @@ def unix_socket(path: str) -> socket.socket:
             os.unlink(path)  # of a server that ended; a running one loses its clients, as with gRPC
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        bound.bind(path)
-        bound.listen(_BACKLOG)
-        bound.setblocking(False)
+        return _listening(bound, path)
     except BaseException:
         bound.close()
         raise
-    return bound

@@ -21,12 +21,17 @@ HOST = "conch.test"
 
 @pytest.fixture
 def known_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with an address that is not this machine's, and two that are."""
+    """A host with two addresses of this machine, one of another, and one of a family that is not there."""
 
     def found(host: str, port: int, **kind: object) -> list[object]:
         assert host == HOST
-        addresses = (ELSEWHERE, "127.0.0.1", "127.0.0.2")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+        families = {
+            ELSEWHERE: socket.AF_INET,
+            "none": 255,
+            "127.0.0.1": socket.AF_INET,
+            "127.0.0.2": socket.AF_INET,
+        }
+        return [(family, socket.SOCK_STREAM, 6, "", (each, port)) for each, family in families.items()]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
 
