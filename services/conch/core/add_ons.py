@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -18,14 +19,23 @@ def server_packages() -> tuple[str, ...]:
     return (*_OWN, *sorted(found.difference(_OWN)))
 
 
-@cache
-def _installed(path: tuple[str, ...]) -> Any:  # of another type in Python 3.11
+@lru_cache(maxsize=1)
+def _installed(folders: tuple[tuple[str, int], ...]) -> Any:  # of another type in Python 3.11
     return metadata.entry_points()
 
 
+def _changed_ns(folder: str) -> int:
+    """Time of a folder's last change, as when something is installed there; 0 if there is none."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
 def entry_points(**selected: str) -> metadata.EntryPoints:
-    """Entry points by `group` and `name`; those of all distributions are read once, as that takes a while."""
-    found: metadata.EntryPoints = _installed(tuple(sys.path)).select(**selected)
+    """Entry points by `group` and `name`; read once while nothing is installed, as that takes long."""
+    folders = tuple((folder, _changed_ns(folder)) for folder in sys.path)
+    found: metadata.EntryPoints = _installed(folders).select(**selected)
     return found
 
 

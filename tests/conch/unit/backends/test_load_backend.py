@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,28 +23,33 @@ HALF = "raise OSError('no libengine.so')\n"
 BROKEN = "import a_package_nobody_has\n"
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution with backends, as pip would leave it."""
-    (tmp_path / "fake_conch_backend.py").write_text(FAKE)
-    (tmp_path / "broken_conch_backend.py").write_text(BROKEN)
-    (tmp_path / "half_conch_backend.py").write_text(HALF)
-    (tmp_path / "torchless_conch_backend.py").write_text("raise ModuleNotFoundError(name='torch')\n")
-    info = tmp_path / "shells-1.0.dist-info"
+def install(folder: Path, *lines: str) -> None:
+    """Leaves a distribution with entry points, as pip would."""
+    info = folder / "shells-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: shells\nVersion: 1.0\nProvides-Extra: broken\nProvides-Extra: heavy\n"
     )
-    (info / "entry_points.txt").write_text(
-        "[conch.backends]\n"
-        "fake = fake_conch_backend:Fake\n"
-        "onnxruntime = fake_conch_backend:Fake\n"
-        "wrong = fake_conch_backend:NotABackend\n"
-        "broken = broken_conch_backend:Broken\n"
-        "bare = broken_conch_backend:Broken\n"
-        "named = broken_conch_backend:Broken [heavy]\n"
-        "half = half_conch_backend:Half\n"
-        "torchless = torchless_conch_backend:Torchless [heavy]\n"
+    (info / "entry_points.txt").write_text("\n".join(("[conch.backends]", *lines, "")))
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with backends."""
+    (tmp_path / "fake_conch_backend.py").write_text(FAKE)
+    (tmp_path / "broken_conch_backend.py").write_text(BROKEN)
+    (tmp_path / "half_conch_backend.py").write_text(HALF)
+    (tmp_path / "torchless_conch_backend.py").write_text("raise ModuleNotFoundError(name='torch')\n")
+    install(
+        tmp_path,
+        "fake = fake_conch_backend:Fake",
+        "onnxruntime = fake_conch_backend:Fake",
+        "wrong = fake_conch_backend:NotABackend",
+        "broken = broken_conch_backend:Broken",
+        "bare = broken_conch_backend:Broken",
+        "named = broken_conch_backend:Broken [heavy]",
+        "half = half_conch_backend:Half",
+        "torchless = torchless_conch_backend:Torchless [heavy]",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(backends, "loaded", {})
@@ -54,6 +60,16 @@ def test_same_backend_every_time() -> None:
     backend = backends.load_backend("fake")
     assert type(backend).__name__ == "Fake"
     assert backends.load_backend("fake") is backend
+
+
+def test_a_backend_that_is_installed_meanwhile_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    os.utime(tmp_path, (0, 0))  # times of changes are some milliseconds apart
+    assert "late" not in backends.backend_names()
+    install(tmp_path, "late = fake_conch_backend:Fake")
+    assert "late" in backends.backend_names()
 
 
 def test_unknown_backend_has_tritons_text() -> None:
