@@ -108,12 +108,7 @@ class ServerKeywords(TypedDict, total=False):
     openai_tokenizer: Path | str | None
     tokenizer: Path | str | None
     chat_template: Path | str | None
-    tool_call_parser: (
-        Literal[
-            "functiongemma", "gemma4", "glm", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder"
-        ]
-        | None
-    )
+    tool_call_parser: Literal["functiongemma", "gemma4", "glm", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder"] | None  # noqa: E501  # fmt: skip
     lora_separator: str | None
     frame_max_unpacked_size: int | str | None
     profile_inputs: bool | str | None

@@ -31,6 +31,7 @@ Each setting can be given in these ways; the first one that gives it wins:
 `conch config` with the flags of `conch serve` prints each effective value and where it came from.
 """
 
+_LINE = 110
 _KEYWORDS_HEAD = '''\
 """Types of the keywords of `conch.Server`. Made by `scripts/generate_settings.py`; do not edit."""
 
@@ -117,8 +118,8 @@ def keywords_text() -> str:
         kind = each.kind.python
         if each.choices:
             choices = ", ".join(f'"{choice}"' for choice in each.choices)
-            long = f"(\n        Literal[\n            {choices}\n        ]\n       "  # as ruff wraps it
-            kind = f"Literal[{choices}]" if len(choices) < 80 else long
+            kind = f"Literal[{choices}]"
         several = f" | Sequence[{kind}]" if each.repeatable else ""
-        lines.append(f"    {each.key}: {kind}{several} | None{chr(10) + '    )' if kind[0] == '(' else ''}\n")
+        line = f"    {each.key}: {kind}{several} | None"
+        lines.append(f"{line}{'' if len(line) <= _LINE else '  # noqa: E501  # fmt: skip'}\n")
     return _KEYWORDS_HEAD + "".join(lines)
