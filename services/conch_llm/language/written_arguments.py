@@ -7,6 +7,7 @@ tell is JSON if it can be read as such, else text. Each value is given out when 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -34,7 +35,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 }
 
 
-class _Arguments:
+class _Arguments(ABC):
     """Arguments of a call whose name is known.
 
     Args:
@@ -61,8 +62,9 @@ class _Arguments:
             position = self._read(text, position, written)
         return Read(position, name, "".join(written))
 
+    @abstractmethod
     def _read(self, text: str, position: int, written: list[str]) -> int:
-        raise NotImplementedError
+        """Reads a part; adds its JSON to `written`, and returns where the rest begins."""
 
 
 class TaggedArguments(_Arguments):
