@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import pickle
 import sys
@@ -252,3 +254,24 @@ class TritonPythonModel:
     assert "helper" not in sys.modules and "helper" not in before
     with pytest.raises(ModuleNotFoundError):
         pickle.loads(b"chelper\nThing\n)R.")
+
+
+@pytest.mark.parametrize("placement", ["in_process"])
+def test_a_collection_that_imports_disturbs_no_load(harness: Harness) -> None:
+    """The import system may get to know a directory while a load has it read all of them again."""
+    numbers = itertools.count()
+
+    def import_something(phase: str, _: object) -> None:
+        if phase == "stop":
+            sys.path_importer_cache[f"/nowhere/{next(numbers)}"] = None
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(import_something)
+    gc.set_threshold(1)
+    try:
+        load(harness, "a", {})
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(import_something)
+        for number in range(next(numbers)):
+            del sys.path_importer_cache[f"/nowhere/{number}"]

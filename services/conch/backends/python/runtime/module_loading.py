@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -94,9 +94,8 @@ class ModelCode:
                 sys.meta_path.insert(0, _FINDER)
             _add_directories(self._directories, for_all=_single_model)
             _packages[self.package] = self
-            # The importer's directory cache may predate a file written just before the load. Under the lock:
-            # two loads may drop the same directory.
-            importlib.invalidate_caches()
+            # The importer's directory cache may predate a file written just before the load.
+            _read_directories_again()
         with ExitStack() as undo:
             undo.callback(self.close)
             self.module = self._load(path)
@@ -363,6 +362,14 @@ def _remove_directories(directories: Sequence[str]) -> None:
         if not _directory_users[directory]:
             del _directory_users[directory]
             _forget_directory(directory)
+
+
+def _read_directories_again() -> None:
+    """Has the import system read all directories again at their next use."""
+    # `importlib.invalidate_caches` fails if a collection imports in its middle; `copy` makes one object.
+    for finder in sys.path_importer_cache.copy().values():
+        if isinstance(finder, FileFinder):
+            finder.invalidate_caches()
 
 
 def _is_installed(top: str) -> bool:
