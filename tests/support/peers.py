@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ NEEDS_TRITON = [
 
 
 _NO_ID = "[request id: <id_unknown>] "
-"""Prefix of Triton for a request without an id, which conch does not have."""
+"""Prefix of Triton for a request without an id, which conch has for some errors only."""
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,25 @@ def text_of(error: Any) -> str:
 
 
 def outcomes(both: Both, message: Any) -> tuple[Any, Any]:
-    """Sends a message to Triton and to conch; an error of Triton names no missing id."""
-    theirs = outcome(lambda: both.triton.unary(message))
-    ours = outcome(lambda: both.conch.unary(message))
-    return (theirs[0], theirs[1].replace(_NO_ID, "")) if isinstance(theirs, tuple) else theirs, ours
+    """Sends a message to Triton and to conch; an error names no missing id."""
+    theirs, ours = (outcome(partial(client.unary, message)) for client in both.clients)
+    return without_missing_id(theirs), without_missing_id(ours)
+
+
+def without_missing_id(outcome: Any) -> Any:
+    return (outcome[0], str(outcome[1]).replace(_NO_ID, "")) if isinstance(outcome, tuple) else outcome
 
 
 def agrees(ours: Any, theirs: Any) -> bool:
-    """Compares two outcomes; an error of conch may say more behind Triton's text, and names no missing id.
+    """Compares two outcomes; an error of conch may say more behind Triton's text; a missing id is left out.
 
     Args:
         ours: Conch's answer as plain data, or the error's code, or status, and text.
         theirs: Triton's.
     """
+    ours, theirs = without_missing_id(ours), without_missing_id(theirs)
     if isinstance(ours, tuple) and isinstance(theirs, tuple) and ours[0] == theirs[0]:
-        return str(ours[1]).startswith(str(theirs[1]).replace(_NO_ID, ""))
+        return bool(ours[1].startswith(theirs[1]))
     return bool(ours == theirs)
 
 

@@ -180,7 +180,7 @@ def test_port_taken(repository: Path) -> None:
     *logged, printed = errors.splitlines()
     text = f"error: creating server: Unavailable - Socket '127.0.0.1:{port}' already in use "
     assert printed == text, "and nothing of it comes before what was logged"
-    first, owner = (json.loads(line)["message"] for line in logged)
+    _, first, owner = (json.loads(line)["message"] for line in logged)  # behind what started
     assert first == text
     assert owner.startswith(f"pid {os.getpid()} (") and owner.endswith("end it, or choose another port")
     assert "loading" not in errors, "models were loaded for nothing"

@@ -6,7 +6,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,9 @@ def test_triton_answers_alike(tmp_path: Path) -> None:
         for section, examples in SECTIONS.items():
             for example in examples:
                 if section not in OWN_SECTIONS and "_onnx" not in example.command:
-                    curls.run(example, ports, directory)
+                    # Its bodies of health are empty.
+                    alike = replace(example, output=curls.REST) if section == "Health" else example
+                    curls.run(alike, ports, directory)
 
 
 def test_all_routes_are_in_the_table_and_have_an_example(addresses: Mapping[str, str]) -> None:

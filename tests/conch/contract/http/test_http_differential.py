@@ -112,7 +112,7 @@ def both(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     write_model(repository, "batcher", batching + CASTER_CONFIG, {"model.py": CASTER})
     port = free_port()
     with (
-        serving_process(repository, flags=EXPLICIT) as server,
+        serving_process(repository, flags=[*EXPLICIT, "--allow-model-upload"]) as server,
         triton_serving(repository, "--allow-http=true", f"--http-port={port}", *EXPLICIT),
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as theirs,
         httpx.Client(base_url=f"http://{server.http_address}") as ours,
