@@ -71,14 +71,14 @@ REQUESTS = (over_grpc, over_a_stream, over_http, generated)
 @pytest.mark.parametrize(
     ("place", "method", "ask"),
     [
-        pytest.param(Admission, "admit", over_grpc, marks=PURE),
-        *((Admission, "admit", ask) for ask in REQUESTS[1:]),
+        *(pytest.param(Admission, "admit", ask, marks=PURE) for ask in (over_grpc, over_http)),
+        *((Admission, "admit", ask) for ask in (over_a_stream, generated)),
         *((Model, "submit", ask) for ask in REQUESTS),
         pytest.param(
             ResponseEncoder if FRONT_ENDS == "0" else FrontEncoder, "message", over_grpc, marks=PURE
         ),
         (ResponseEncoder, "parts", over_a_stream),
-        (JsonEncoder, "__call__", over_http),
+        pytest.param(JsonEncoder, "__call__", over_http, marks=PURE),
         (generate_route, "answer_object", generated),
         (Agent, "index", indexed),
         (Agent, "index", indexed_over_http),

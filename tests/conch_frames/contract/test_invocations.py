@@ -229,7 +229,8 @@ def test_rows_beyond_a_batch_are_several_and_come_back_in_order(models: httpx.Cl
     frame = people()[:50]
     answer = post(models, "batched", *arrow(frame))
     found = [row["predict_proba"] for row in answer.json()["predictions"]]
-    assert found == churn.predict_proba(frame).tolist()
+    # The last bit depends on the number of rows in an execution.
+    np.testing.assert_allclose(found, churn.predict_proba(frame), rtol=1e-12)
 
 
 def test_the_files_of_a_model_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

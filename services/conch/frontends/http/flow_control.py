@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from conch.core.clock import monotonic_ns
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.tensor import Buffer
 from conch.frontends.connections.byte_stream import ByteStream
@@ -119,10 +120,12 @@ class RequestBody:
         return memoryview(self._block)[: self._size].toreadonly()
 
 
+@mypyc_attr(native_class=False)
 class UnreadBodyError(InvalidArgumentError):
     """A body is refused before its end; the connection closes with the response."""
 
 
+@mypyc_attr(native_class=False)
 class TooManyChunksError(UnreadBodyError):
     """A body has too many chunks."""
 
@@ -133,6 +136,7 @@ class TooManyChunksError(UnreadBodyError):
         )
 
 
+@mypyc_attr(native_class=False)
 class HeldBodyError(ResourceExhaustedError):
     """A body is refused before its end for what the server holds; the connection closes with the response."""
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
 from conch.core.admission import COUNTED_BYTES, HeldBytes, Hold
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer
@@ -67,6 +68,7 @@ class ClientDisconnectError(Exception):
     """The client disconnected; its handler ends without a response."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ExchangeHooks:
     """Changes of a request and its response by a provider of routes; none by default."""
 
@@ -134,6 +136,7 @@ class ExchangeConnection(Protocol):
         """Ends a request: closes the connection, or goes on with the next one."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HttpExchange:
     """One request and its response.
 

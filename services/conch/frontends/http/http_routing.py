@@ -183,8 +183,8 @@ class RouteTable:
                     self._refuse(exchange, target, groups, error)
                     return None
             work = target.handler(exchange, **groups)
-        except Exception as error:  # boundary: a handler
-            exchange.respond(*_unforeseen(exchange, error))
+        except Exception as unforeseen:  # boundary: a handler
+            exchange.respond(*_unforeseen(exchange, unforeseen))
             return None
         return None if work is None else _answer(exchange, work)
 
@@ -226,8 +226,8 @@ async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None
         return
     except ConchError as error:
         reply = error_reply(error)
-    except Exception as error:  # boundary: a handler
-        reply = _unforeseen(exchange, error)
+    except Exception as unforeseen:  # boundary: a handler
+        reply = _unforeseen(exchange, unforeseen)
     if reply is not None:
         exchange.respond(*reply)
 

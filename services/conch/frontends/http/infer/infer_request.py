@@ -24,6 +24,7 @@ QUICK_BODY = 1 << 20
 """Bytes of a body, or used in regions, that an event loop may copy."""
 _LONGEST_KEY = 4096
 _MOST_DIMS = 1024
+_UNDERSTOOD = (*ENCODINGS, b"identity", b"")
 _HEAD_LENGTH = re.compile(rb"[ \t]*[-+]?[0-9]+[ \t]*")
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -80,7 +81,7 @@ def read_head(fields: Mapping[bytes, bytes], length: int | None, most_bytes: int
     packed, json_size, encoding = False, None, None
     content_encoding = fields.get(b"content-encoding")
     if content_encoding is not None:
-        if content_encoding not in (*ENCODINGS, b"identity", b""):
+        if content_encoding not in _UNDERSTOOD:
             raise UnsupportedEncodingError("Unsupported compression type")
         packed = content_encoding in ENCODINGS
     if HEAD_LENGTH in fields:

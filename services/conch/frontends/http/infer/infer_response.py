@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from conch.core.compiled import mypyc_attr
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -31,6 +32,7 @@ InferReply = Reply | Callable[[], Reply]
 """A reply, or a slow function that builds it."""
 
 
+@mypyc_attr(native_class=False)
 class UnsupportedEncodingError(UnsupportedError):
     """The request has an unsupported Content-Encoding."""
 
