@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+import xllamacpp
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 from conch_engines.language.random_model import random_parts, write_random_model
+
+K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
 
 
 def llama_model(root: Path, name: str = "tiny", **parameters: str) -> Path:
@@ -27,11 +31,28 @@ def llama_model(root: Path, name: str = "tiny", **parameters: str) -> Path:
 
 
 def write_kind(path: Path, kind: str) -> None:
-    """Writes the random model with matrices of a kind of tensors, such as ``Q8_0``."""
+    """Writes the random model, or a wider one for K-quants, with matrices of a kind such as ``Q8_0``."""
     metadata, tensors = random_parts()
     wanted = GGMLQuantizationType[kind]
+    if wanted in K_QUANTS:
+        metadata, tensors = _widened(metadata, tensors)
     kinds = {name: wanted if array.ndim == 2 else GGMLQuantizationType.F32 for name, array in tensors.items()}
     write_tensors(path, metadata, tensors, kinds)
+
+
+def _widened(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The random model with rows that fill the blocks of K-quants."""
+    random = np.random.default_rng(7)
+    wide, found = GGML_QUANT_SIZES[GGMLQuantizationType.Q4_K][0], {}
+    narrow = (metadata["llama.embedding_length"], metadata["llama.feed_forward_length"])
+    for name, array in tensors.items():
+        shape = [wide if each in narrow else each for each in array.shape]
+        found[name] = np.ones(shape) if array.ndim == 1 else random.normal(0, array.std(), shape)
+    sizes = dict.fromkeys(("llama.embedding_length", "llama.feed_forward_length"), wide)
+    heads = metadata["llama.attention.head_count"]
+    return {**metadata, **sizes, "llama.rope.dimension_count": wide // heads}, found
 
 
 def write_adapter(path: Path, seed: int) -> None:
@@ -76,11 +97,25 @@ def write_tensors(
             writer.add_array(key, value)
     for name, array in tensors.items():
         kind = kinds[name]
-        writer.add_tensor(name, quantize(array.astype(np.float32), kind), raw_dtype=kind)
+        writer.add_tensor(name, _encode(array.astype(np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _encode(array: Any, kind: GGMLQuantizationType) -> Any:
+    """The bytes of a tensor; K-quants are made by the engine's library, as gguf has none."""
+    if kind not in K_QUANTS:
+        return quantize(array, kind)
+    elements, size = GGML_QUANT_SIZES[kind]
+    rows, columns = array.shape
+    array, found = np.ascontiguousarray(array), np.zeros((rows, columns // elements * size), np.uint8)
+    call = ctypes.CDLL(xllamacpp.xllamacpp.__file__).ggml_quantize_chunk
+    call.restype = ctypes.c_size_t
+    call.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    assert call(kind, array.ctypes.data, found.ctypes.data, 0, rows, columns, None) == found.nbytes
+    return found
 
 
 _WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"▁{each}" for each in string.ascii_lowercase))

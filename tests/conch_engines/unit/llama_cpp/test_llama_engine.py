@@ -62,7 +62,7 @@ def text(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_answers_are_those_of_the_engines_own_port(tmp_path: Path, loop: asyncio.Runner, kind: str) -> None:
     """Token ids and log probabilities of the chosen and of the likeliest tokens, greedy."""
     write_kind(tmp_path / "model.gguf", kind)
