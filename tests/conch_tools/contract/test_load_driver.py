@@ -7,10 +7,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count, cycle, islice
 from pathlib import Path
 from time import monotonic_ns
@@ -21,6 +21,8 @@ import pytest
 from tests.support.known_peers import DROP, http_peer
 from tests.support.servers import WAIT_S, eventually, free_port
 
+from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.events import DataReceived
 from conch.protocol import inference_pb2
 from conch_tools.connection import parse_url
 from conch_tools.perf.load import schedules
@@ -284,6 +286,37 @@ def test_slots_that_have_a_stream_go_on_where_a_server_allows_no_more_of_them() 
         found = load.closed(4, 200)
     assert load.driver.stream_limit == 2
     assert found.answered >= 200
+    assert not found.errors
+
+
+def _answer_together(listener: socket.socket, requests: int) -> None:
+    """Answers so many requests by one write, again and again."""
+    server, _ = listener.accept()
+    connection, ended = Http2Connection(), deque[int]()
+    with server, suppress(ConnectionError):
+        while data := server.recv(1 << 16):
+            events = connection.receive(data, monotonic_ns())
+            while connection.unparsed:
+                events += connection.receive(b"", monotonic_ns())
+            ended += [each.stream_id for each in events if type(each) is DataReceived and each.end_stream]
+            if len(ended) >= requests:
+                for stream_id in ended:
+                    connection.send_headers(stream_id, ((b":status", b"200"),))
+                    connection.send_data(stream_id, [b"\0\0\0\0\0"])
+                    connection.send_headers(stream_id, ((b"grpc-status", b"0"),), True)
+                ended.clear()
+            server.sendall(b"".join(connection.take_output()))
+
+
+def test_many_answers_that_come_at_once_are_all_counted() -> None:
+    """Parts of what one read brings were dropped, and their slots sent nothing more."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        peer = threading.Thread(target=_answer_together, args=(listener, 32))
+        peer.start()
+        endpoint = parse_url(f"grpc://127.0.0.1:{listener.getsockname()[1]}")
+        found = _Load(lambda driver: Http2Client(endpoint, _METHOD, False, False, driver), 1).closed(32, 320)
+        peer.join()
+    assert found.answered >= 320
     assert not found.errors
 
 

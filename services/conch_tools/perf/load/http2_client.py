@@ -113,7 +113,7 @@ class Http2Client(SocketClient):
             data = self._socket.recv(_SETTINGS_BYTES)
             if not data:
                 raise ConnectionResetError(LOST)
-            self._handle(connection.receive(data, monotonic_ns()), 0)
+            self._receive(data, 0)
             if self.lost:
                 raise ConnectionResetError("the peer speaks no HTTP/2")
 
@@ -191,7 +191,10 @@ class Http2Client(SocketClient):
         super().close()
 
     def _receive(self, data: bytes, now_ns: int) -> None:
-        self._handle(self._connection.receive(data, now_ns), now_ns)
+        connection = self._connection
+        self._handle(connection.receive(data, now_ns), now_ns)
+        while connection.unparsed:
+            self._handle(connection.receive(b"", now_ns), now_ns)
 
     def _handle(self, events: Iterable[Event], now_ns: int) -> None:
         for event in events:

@@ -138,6 +138,7 @@ def test_a_taken_port(thread: HttpLoop) -> None:
     listener.close(0.0)
 
 
+@pytest.mark.pure("puts what is no call into the mailbox")
 def test_the_mailbox_loses_nothing_and_keeps_order(thread: HttpLoop) -> None:
     thread.start()
     mailbox = ReplyMailbox(thread)
@@ -163,6 +164,7 @@ def test_the_mailbox_loses_nothing_and_keeps_order(thread: HttpLoop) -> None:
         assert [number for each, number in got if each == who] == list(range(2000))
 
 
+@pytest.mark.pure("puts what is no call into the mailbox")
 def test_a_mailbox_of_a_closed_loop(thread: HttpLoop) -> None:
     thread.start()
     mailbox = ReplyMailbox(thread)

@@ -142,6 +142,7 @@ def route() -> Iterator[InferRoute]:
             yield InferRoute(door, THREAD, workers, lambda: 0, SIZE)
 
 
+@pytest.mark.pure("has an exchange of its own, of another class")
 @pytest.mark.parametrize(
     ("error", "status"), [(RuntimeError("unforeseen"), 500), (InvalidArgumentError("wrong"), 400)]
 )

@@ -254,7 +254,12 @@ class Http2Connection:
         """Takes what has arrived, up to `FRAMES_AT_ONCE`; `DataReceived` events refer to it.
 
         While frames are `unparsed`, it takes more of them and is to be called without data.
+
+        Raises:
+            ValueError: There is data, though frames are unparsed.
         """
+        if self.unparsed is not None and data:
+            raise ValueError("data before what came earlier is parsed")
         if now_ns >= self._period_ends_ns:
             self._next_period(now_ns)
         events, self._events = self._events, []
