@@ -10,14 +10,22 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
-from conch_frames.column import EXACT_WHOLES, NUMBER_SIGNS, Column, column_of, quick_column
+from conch_frames.column import (
+    ABSENT,
+    EXACT_WHOLES,
+    NUMBER_SIGNS,
+    Column,
+    column_of,
+    quick_column,
+    with_nulls,
+)
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
 from conch_frames.frame_error import FrameError
 
@@ -53,6 +61,18 @@ class Table:
         for values in self.columns.values():
             return values.rows if isinstance(values, Column) else len(values)
         return 0
+
+
+def records_table(records: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> Table:
+    """A table of rows by name, with `ABSENT` for members that a row does not have.
+
+    Args:
+        records: The rows.
+        wants: True for the names of columns to keep: a table of all names may have rows times rows values.
+    """
+    names = {name: wants(name) for name in dict.fromkeys(name for record in records for name in record)}
+    found = {name: [each.get(name, ABSENT) for each in records] for name, kept in names.items() if kept}
+    return Table(found, others=tuple(name for name, kept in names.items() if not kept))
 
 
 def table_tensors(table: Table, model: ModelColumns) -> dict[str, Tensor]:
@@ -174,6 +194,8 @@ def column_array(data: Any, rule: ColumnRule, texts: bool = False) -> Array:
     """
     if rule.datatype != "BYTES" and rule.datatype not in NUMPY_DTYPES:
         raise FrameError(rule.name, None, f"its input is {rule.datatype}, which no table can fill")
+    if rule.optional:
+        data = with_nulls(data)
     column = _parsed(data, rule) if texts else column_of(rule.name, data)
     if column.codes is not None:
         return _by_code(column, rule)
