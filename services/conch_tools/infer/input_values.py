@@ -84,6 +84,8 @@ def read_value(
             raise InputError(f"{where} can't be read: {error.strerror or error}") from None
         return _contents(signature, rule, where, Path(text[1:]).suffix.lower(), content, scaling)
     text = text[1:] if text.startswith("@@") else text
+    if rule.datatype == "BYTES" and text == "null":
+        return _null_text(signature, rule)
     if rule.datatype == "BYTES" and not text.startswith(("[", '"')):
         return text
     try:
@@ -98,6 +100,17 @@ def read_value(
             f"input '{rule.name}' takes {rule.datatype} as JSON, such as 1 or [1, 2], not {_shown(text)}; "
             f"a file is @FILE"
         ) from None
+
+
+def _null_text(signature: ModelSignature, rule: TensorRule) -> str:
+    """The text that a model of columns gets for a null. Raises InputError: its texts can't be null."""
+    columns = signature.columns.rules if signature.stated_columns is not None else {}
+    column = columns.get(rule.name)
+    if column is None or column.null is None:
+        raise InputError(
+            f"input '{rule.name}' takes texts (BYTES), and null is none: the text null is '\"null\"'"
+        )
+    return column.null
 
 
 def read_json(text: str | bytes) -> Any:

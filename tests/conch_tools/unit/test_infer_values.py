@@ -127,6 +127,14 @@ def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
         make_tensors(BATCHED, {**others, **values})
 
 
+def test_null_is_no_text() -> None:
+    with pytest.raises(InputError, match="and null is none: the text null is '\"null\"'"):
+        read(TEXTS, "null")
+    assert array_of(read(TEXTS, '"null"')).tolist() == [[b"null"]]
+    knows = ModelSignature("m", [TEXTS], [], True, 4, stated_columns='[{"name": "T", "null": "-"}]')
+    assert read_value(knows, TEXTS, "null", "none", bytes) == "-"
+
+
 def test_a_whole_number_is_not_rounded() -> None:
     rule = TensorRule("L", "INT64", (-1, 1))
     assert array_of(read(rule, "9007199254740993")).item() == 2**53 + 1
