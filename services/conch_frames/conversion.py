@@ -38,6 +38,11 @@ _DATE = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?)
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NULL_REASON = "it is null, which {} can't be: send a value"
 
+_NULL_TEXT = (
+    "it is null, and a text can't be: send another one, such as '', or, if the model takes nulls there, give "
+    "the column a text that stands for them: 'null' in the config's parameter 'CONCH_COLUMNS'"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -379,7 +384,13 @@ def _described(rule: ColumnRule) -> str:
 
 
 def _wrong(value: Any, rule: ColumnRule) -> str:
-    return f"must have {_described(rule)}, not {_shown(value)}"
+    fix = ""
+    if rule.datatype == "BYTES" and isinstance(value, int):
+        kind = "BOOL" if isinstance(value, bool) else "INT64"
+        fix = f": send texts, or, if a CatBoost model had such values in training, list it as TYPE_{kind}"
+        if kind == "BOOL":
+            fix += "; parameter 'CONCH_BOOL_TEXTS' is for a training with texts such as 'True'"
+    return f"must have {_described(rule)}, not {_shown(value)}{fix}"
 
 
 def _shown(value: Any) -> str:
@@ -404,9 +415,7 @@ def _inexact(value: Any, rule: ColumnRule) -> str:
 def _text_array(column: Column, rule: ColumnRule) -> Array:
     nulls = column.nulls
     if nulls is not None and nulls.any() and rule.null is None:
-        raise FrameError(
-            rule.name, _first(nulls), "it is null, and a text can't be: send another one, such as ''"
-        )
+        raise FrameError(rule.name, _first(nulls), _NULL_TEXT)
     values = column.values.tolist()
     if nulls is None and not rule.is_binary and rule.null is None and set(map(type, values)) == {str}:
         try:
