@@ -327,6 +327,10 @@ def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harne
     found = answers(harness, load(harness, SklearnBackend()), rows)
     assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
     np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+    rows[3, 1], rows[4, 0] = np.nan, np.inf
+    error = harness.infer(load(harness, SklearnBackend()), {"input": rows}).one.error
+    text = "input 'input', column 0, has infinity; input 'input', column 1, has null (NaN), which the model"
+    assert isinstance(error, InvalidArgumentError) and text in error.message and "Input X" in error.message
 
 
 def estimators() -> dict[str, Any]:
