@@ -20,6 +20,9 @@ EXACT_WHOLES: Final = {"FP16": 1 << 11, "FP32": 1 << 24, "FP64": 1 << 53}
 NUMBER_SIGNS: Final = b"0123456789+-.eE"
 """All that cells of numbers have; parsers differ in what they take besides."""
 
+ABSENT: Final = object()
+"""Stands in a list where a row of JSON has no such member; refused, unless `with_nulls` makes it a null."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -40,6 +43,11 @@ class Column:
     def rows(self) -> int:
         """Number of rows."""
         return len(self.values if self.codes is None else self.codes)
+
+
+def with_nulls(data: Any) -> Any:
+    """A column's values, with nulls in a list where rows of JSON have none."""
+    return [None if each is ABSENT else each for each in data] if isinstance(data, list) else data
 
 
 def column_of(name: str, data: Any) -> Column:
@@ -123,6 +131,8 @@ def _plain(name: str, row: int, value: Any) -> Any:
     """A value as one of Python's own types, or `datetime64`."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return None
+    if value is ABSENT:
+        raise FrameError(name, row, "the row does not have it: send null for a missing value")
     if isinstance(value, np.generic):
         return value if isinstance(value, np.datetime64) else value.item()
     # Of a class that derives from one of Python's.

@@ -10,14 +10,22 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
-from conch_frames.column import EXACT_WHOLES, NUMBER_SIGNS, Column, column_of, quick_column
+from conch_frames.column import (
+    ABSENT,
+    EXACT_WHOLES,
+    NUMBER_SIGNS,
+    Column,
+    column_of,
+    quick_column,
+    with_nulls,
+)
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
 from conch_frames.frame_error import FrameError
 
@@ -29,6 +37,11 @@ _NOT_FINITE = {
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?)(Z|[+-]\d\d:\d\d)?")
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NULL_REASON = "it is null, which {} can't be: send a value"
+
+_NULL_TEXT = (
+    "it is null, and a text can't be: send another one, such as '', or, if the model takes nulls there, give "
+    "the column a text that stands for them: 'null' in the config's parameter 'CONCH_COLUMNS'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,18 @@ class Table:
         for values in self.columns.values():
             return values.rows if isinstance(values, Column) else len(values)
         return 0
+
+
+def records_table(records: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> Table:
+    """A table of rows by name, with `ABSENT` for members that a row does not have.
+
+    Args:
+        records: The rows.
+        wants: True for the names of columns to keep: a table of all names may have rows times rows values.
+    """
+    names = {name: wants(name) for name in dict.fromkeys(name for record in records for name in record)}
+    found = {name: [each.get(name, ABSENT) for each in records] for name, kept in names.items() if kept}
+    return Table(found, others=tuple(name for name, kept in names.items() if not kept))
 
 
 def table_tensors(table: Table, model: ModelColumns) -> dict[str, Tensor]:
@@ -174,6 +199,8 @@ def column_array(data: Any, rule: ColumnRule, texts: bool = False) -> Array:
     """
     if rule.datatype != "BYTES" and rule.datatype not in NUMPY_DTYPES:
         raise FrameError(rule.name, None, f"its input is {rule.datatype}, which no table can fill")
+    if rule.optional:
+        data = with_nulls(data)
     column = _parsed(data, rule) if texts else column_of(rule.name, data)
     if column.codes is not None:
         return _by_code(column, rule)
@@ -357,7 +384,13 @@ def _described(rule: ColumnRule) -> str:
 
 
 def _wrong(value: Any, rule: ColumnRule) -> str:
-    return f"must have {_described(rule)}, not {_shown(value)}"
+    fix = ""
+    if rule.datatype == "BYTES" and isinstance(value, int):
+        kind = "BOOL" if isinstance(value, bool) else "INT64"
+        fix = f": send texts, or, if a CatBoost model had such values in training, list it as TYPE_{kind}"
+        if kind == "BOOL":
+            fix += "; parameter 'CONCH_BOOL_TEXTS' is for a training with texts such as 'True'"
+    return f"must have {_described(rule)}, not {_shown(value)}{fix}"
 
 
 def _shown(value: Any) -> str:
@@ -382,9 +415,7 @@ def _inexact(value: Any, rule: ColumnRule) -> str:
 def _text_array(column: Column, rule: ColumnRule) -> Array:
     nulls = column.nulls
     if nulls is not None and nulls.any() and rule.null is None:
-        raise FrameError(
-            rule.name, _first(nulls), "it is null, and a text can't be: send another one, such as ''"
-        )
+        raise FrameError(rule.name, _first(nulls), _NULL_TEXT)
     values = column.values.tolist()
     if nulls is None and not rule.is_binary and rule.null is None and set(map(type, values)) == {str}:
         try:

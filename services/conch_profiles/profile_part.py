@@ -76,6 +76,8 @@ class ProfilePart(ServerPart):
         training, note = None, ""
         try:
             training = read_training(spec.version_directory / FILE_NAME)
+            if training is None:
+                note = f"no {FILE_NAME} in the version's directory"
         except TrainingFileError as error:
             note = str(error)
             log.warning("model '%s' version %d: %s", spec.name, spec.version, note)

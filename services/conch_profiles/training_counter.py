@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conch.core.tensor import Array
-from conch_frames.column import column_of
+from conch_frames.column import column_of, with_nulls
 from conch_frames.column_rules import ColumnRule
 from conch_frames.conversion import Table, column_array
 from conch_frames.frame_error import FrameError
@@ -152,9 +152,9 @@ class _Piece:
 
     def __init__(self, name: str, data: Any, are_cells: bool) -> None:
         self._name = name
-        self._data = data
+        self._data = with_nulls(data)
         self._are_cells = are_cells
-        self._column = column = column_of(name, data)
+        self._column = column = column_of(name, self._data)
         self._present: Array = np.ones(column.rows, np.bool_) if column.nulls is None else ~column.nulls
         if column.codes is None and column.values.dtype.kind == "f":
             self._present &= ~np.isnan(column.values)

@@ -54,6 +54,13 @@ def run(arguments: Sequence[str]) -> int:
 
     out = Path(given.out)
     if out.is_dir():
+        versions = sorted((e.name for e in out.iterdir() if e.name.isdecimal() and e.is_dir()), key=int)
+        if versions and not out.name.isdecimal():
+            print(
+                f"conch profile: {out} is a model's directory: name one of a version: {out / versions[-1]}",
+                file=sys.stderr,
+            )
+            return USAGE
         out = out / FILE_NAME
     elif given.out != "-" and out.suffix != ".json":
         print(

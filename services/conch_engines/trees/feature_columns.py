@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from conch.core.errors import InvalidArgumentError
 from conch_frames.column_rules import COLUMNS_PARAMETER
 
 Columns = tuple[dict[str, Any], ...]
@@ -38,8 +39,12 @@ def named_columns(names: Sequence[Any], features: int) -> Columns:
     return () if all(map(_MADE_UP.fullmatch, texts)) else tuple({"name": each} for each in texts)
 
 
-def xgboost_columns(document: Mapping[str, Any], features: int) -> Columns:
-    """Entries of a checked model of XGBoost; rows hold the numbers of categories."""
+def xgboost_columns(document: Mapping[str, Any], features: int, model: str) -> Columns:
+    """Entries of a checked model of XGBoost; rows hold the numbers of categories.
+
+    Raises:
+        InvalidArgumentError: The categories of a column can't be known.
+    """
     learner = document["learner"]
     names = learner.get("feature_names")
     entries = named_columns(list(names) if isinstance(names, Sequence) else [], features)
@@ -47,20 +52,25 @@ def xgboost_columns(document: Mapping[str, Any], features: int) -> Columns:
     booster = booster.get("gbtree", booster)  # of dart
     encoders = (booster.get("model", {}).get("cats") or {}).get("enc") or []
     for entry, encoder in zip(entries, encoders, strict=False):
-        categories = _xgboost_categories(encoder)
+        values = [each.item() if hasattr(each, "item") else each for each in encoder.get("values", ())]
+        if "offsets" in encoder and len(encoder["offsets"]) <= _MOST_CATEGORIES + 1:
+            content = bytes(each & 0xFF for each in values)
+            if not content.isascii():
+                # Of a DataFrame of pandas XGBoost 3.2 writes offsets in characters, and values in bytes, cut
+                # at the last offset; of polars and Arrow all in bytes. Both may read as texts.
+                raise InvalidArgumentError(
+                    f"unable to load model '{model}': column '{entry['name']}' has categories with letters "
+                    f"beyond ASCII, which XGBoost cuts and shifts where the training had a DataFrame of "
+                    f"pandas, and the file does not say what it had: list the model's columns in parameter "
+                    f"'{COLUMNS_PARAMETER}', this one with the categories of the training in their order, as "
+                    f'{{"name": "{entry["name"]}", "categories": ["...", "..."], "codes": true}}'
+                )
+            ends = [int(each) for each in encoder["offsets"]]
+            values = [content[start:end].decode() for start, end in pairwise(ends)]
+        categories = usable_categories(values)
         if categories:
             entry |= {"categories": categories, "codes": True}
     return entries
-
-
-def _xgboost_categories(encoder: Mapping[str, Any]) -> list[Any]:
-    values = [each.item() if hasattr(each, "item") else each for each in encoder.get("values", ())]
-    if "offsets" not in encoder:
-        return usable_categories(values)
-    ends = [int(each) for each in encoder["offsets"]]
-    content = bytes(each & 0xFF for each in values)
-    texts = [content[start:end] for start, end in pairwise(ends)]
-    return usable_categories([each.decode(errors="replace") for each in texts])
 
 
 def lightgbm_columns(fields: Mapping[bytes, bytes], end: bytes, features: int) -> Columns:

@@ -100,7 +100,7 @@ class TreeliteEngine:
                 frontend = self._treelite.frontend
                 parse = frontend.from_xgboost_json if kind == XGBOOST_JSON else frontend.from_xgboost_ubjson
                 loaded = parse(content, allow_unknown_field=allow_unknown_field)
-                columns = xgboost_columns(source.document, source.features)
+                columns = xgboost_columns(source.document, source.features, model)
             else:
                 iterations, warnings = choose_iterations(None, best_iteration, path, model)
                 loaded, columns = self._load(path, kind, model)

@@ -17,6 +17,7 @@ import numpy as np
 
 from conch.backends.signature import ModelTensor, Signature, validate
 from conch.core.backend import Backend, BackendModel
+from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_engines.model_config import parameter_texts
@@ -171,7 +172,15 @@ class NamedOutputsBackend(Backend):
     def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
         path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
         offer = self.describe(path, kind, spec.name, spec.parameters)
-        validate(spec, offer.signature(_by_name(spec.inputs), _by_name(spec.outputs)), _DATATYPES)
+        given = _by_name(spec.inputs)
+        signature = offer.signature(given, _by_name(spec.outputs))
+        missing = [each.name for each in signature.inputs if each.name not in given]
+        if missing and not given.keys().isdisjoint(offer.columns):
+            raise InvalidArgumentError(
+                f"unable to load model '{spec.name}', configuration expects {len(given)} inputs, model "
+                f"provides {len(signature.inputs)}: list all of them, also {', '.join(map(repr, missing))}"
+            )
+        validate(spec, signature, _DATATYPES)
         return path, kind, offer
 
     def _find(self, directory: Path, file_name: str, model: str) -> tuple[Path, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from conch.core.engine_text import engine_text
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
@@ -138,11 +139,37 @@ class _SklearnFunction:
         found: dict[str, Array] = {}
         for method, function in self._functions.items():
             wanted = [name for name in outputs if _method_of(name) == method]
-            parts = _computed(function, rows) if wanted else {}
+            try:
+                parts = _computed(function, rows) if wanted else {}
+            except ValueError as error:
+                if refused := _not_finite(inputs, self._columns):
+                    raise InvalidArgumentError(
+                        f"{refused}, which the model does not take: send numbers, or train an imputer: "
+                        f"{engine_text(error)}"
+                    ) from error
+                raise
             for name in wanted:
                 array = _converted(parts[name.removeprefix(method)], self._datatypes[name], name)
                 found[name] = array.reshape(len(rows), -1)
         return found
+
+
+def _not_finite(inputs: Mapping[str, Array], names: Sequence[str]) -> str:
+    """The columns of numbers with NaN, which is null in tables, or infinity; empty if there are none."""
+    found = []
+    for name, array in inputs.items():
+        if array.dtype.kind != "f":
+            continue
+        by_place = name == INPUT and len(names) == array.shape[1] != 1
+        for place, column in enumerate(array.T):
+            shown = f"column '{names[place]}'" if by_place else f"input '{name}'"
+            if array.shape[1] > 1 and not by_place:
+                shown += f", column {place},"
+            if np.isnan(column).any():
+                found.append(f"{shown} has null (NaN)")
+            if np.isinf(column).any():
+                found.append(f"{shown} has infinity")
+    return "; ".join(found[:10])
 
 
 def _functions(estimator: Any) -> dict[str, Callable[[Any], Any]]:

@@ -37,6 +37,7 @@ from conch_engines.trees.named_outputs import (
     contribution_dims,
 )
 from conch_engines.trees.xgboost_file import choose_iterations, read_xgboost
+from conch_frames.column_rules import COLUMNS_PARAMETER
 
 BASE_MARGIN = "base_margin"
 
@@ -84,7 +85,9 @@ class XgboostBackend(NamedOutputsBackend):
             optional,
             iterations=iterations,
             warnings=warnings,
-            features_by_name=xgboost_columns(found.document, found.features),
+            features_by_name=()
+            if COLUMNS_PARAMETER in parameters
+            else xgboost_columns(found.document, found.features, model),
         )
 
     def open_model(self, path: Path, kind: str, spec: ModelSpec, threads: int, offer: Offer) -> NamedFunction:

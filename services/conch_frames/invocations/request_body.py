@@ -10,7 +10,7 @@ import orjson
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch.core.tensor import Buffer
-from conch_frames.conversion import Table
+from conch_frames.conversion import Table, records_table
 from conch_frames.csv_table import csv_table
 from conch_frames.frame_error import FrameError
 
@@ -149,17 +149,10 @@ def _named_records(value: Any, wants: Wants) -> Table:
 
 
 def _records(value: Any, member: str, wants: Wants) -> Table:
-    """A table of records; a member that some records have not is null there."""
+    """A table of records."""
     if not isinstance(value, list) or not set(map(type, value)) <= {dict}:
         raise InvalidArgumentError(f"{member} must be a list of objects, one for each row")
-    # Only the model's columns: records whose names all differ would be a table of rows times rows.
-    names: dict[str, bool] = {}
-    for record in value:
-        for name in record:
-            if name not in names:
-                names[name] = wants(name)
-    found = {name: [record.get(name) for record in value] for name, kept in names.items() if kept}
-    return Table(found, others=tuple(name for name, kept in names.items() if not kept))
+    return records_table(value, wants)
 
 
 def _instances(value: Any, wants: Wants) -> Any:

@@ -111,7 +111,7 @@ def array_tensor(values: Any, of: ModelInput, rule: ColumnRule | None = None) ->
     Raises:
         FrameError: The values are no regular array, or one does not fit.
     """
-    rule = rule or ColumnRule(of.name, of.datatype)
+    rule = rule or ColumnRule(of.name, of.datatype, of.optional)
     flat, shape = _flattened(values, of)
     try:
         made = column_array(flat, rule)

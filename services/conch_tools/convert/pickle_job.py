@@ -201,8 +201,8 @@ def _xgboost(model: Any) -> tuple[str, bytes, dict[str, Any]]:
         raise RefusedError(f"its missing values are {missing}, not NaN, which XGBoost's files do not keep")
     if "c" in (booster.feature_types or ()):
         raise RefusedError(
-            "it was trained on categories of a DataFrame, which backend 'xgboost' takes as codes: save it "
-            "with get_booster().save_model('model.ubj'), and send the codes"
+            "it was trained on categories of a DataFrame, which rows without names have as codes: save it "
+            "with get_booster().save_model('model.ubj'), and send rows with names and categories"
         )
     best = booster.attr("best_iteration") if booster is not model else None
     facts = {"best": best is not None, "classes": _classes(model), "raw": booster is model}
@@ -213,8 +213,8 @@ def _lightgbm(model: Any) -> tuple[str, bytes, dict[str, Any]]:
     booster = getattr(model, "booster_", model)
     if booster.pandas_categorical:
         raise RefusedError(
-            "it was trained on categories of a DataFrame, which backend 'lightgbm' takes as codes: save it "
-            "with booster_.save_model('model.txt'), and send the codes"
+            "it was trained on categories of a DataFrame, which rows without names have as codes: save it "
+            "with booster_.save_model('model.txt'), and send rows with names and categories"
         )
     facts = {"classes": _classes(model), "raw": booster is model}
     return "lightgbm", booster.model_to_string().encode(), facts

@@ -7,6 +7,7 @@ import binascii
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,31 @@ def make_tensors(
     if missing:
         names = ", ".join(missing)
         raise InputError(f"no value for {names}; model '{signature.name}' has {signature.inputs_text}")
-    return [
+    given = [rule for rule in signature.inputs if rule.name in values]
+    tensors = [
         _tensor(signature, rule, values[rule.name], None if shapes is None else shapes.get(rule.name))
-        for rule in signature.inputs
-        if rule.name in values
+        for rule in given
     ]
+    if signature.batched:
+        _check_rows(given, tensors, values)
+    return tensors
+
+
+def _check_rows(rules: Sequence[TensorRule], tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+    """Checks that inputs with one value for each row have as many rows as most of them."""
+    rows = {
+        rule.name: tensor.shape[0]
+        for rule, tensor in zip(rules, tensors, strict=True)
+        if len(rule.shape) > 1 and rule.shape[0] == -1 and math.prod(rule.shape[1:]) == 1
+    }
+    usual = Counter(rows.values()).most_common(1)[0][0] if rows else 0
+    for name, count in rows.items():
+        if count != usual:
+            value = values[name]
+            commas = isinstance(value, str) and "," in value
+            hint = f": write texts as '{json.dumps(value.split(','), ensure_ascii=False)}'" if commas else ""
+            other = next(name for name, count in rows.items() if count == usual)
+            raise InputError(f"input '{name}' has {count} rows, and input '{other}' has {usual}{hint}")
 
 
 def read_value(
@@ -84,6 +105,8 @@ def read_value(
             raise InputError(f"{where} can't be read: {error.strerror or error}") from None
         return _contents(signature, rule, where, Path(text[1:]).suffix.lower(), content, scaling)
     text = text[1:] if text.startswith("@@") else text
+    if rule.datatype == "BYTES" and text == "null":
+        return _null_text(signature, rule)
     if rule.datatype == "BYTES" and not text.startswith(("[", '"')):
         return text
     try:
@@ -98,6 +121,17 @@ def read_value(
             f"input '{rule.name}' takes {rule.datatype} as JSON, such as 1 or [1, 2], not {_shown(text)}; "
             f"a file is @FILE"
         ) from None
+
+
+def _null_text(signature: ModelSignature, rule: TensorRule) -> str:
+    """The text that a model of columns gets for a null. Raises InputError: its texts can't be null."""
+    columns = signature.columns.rules if signature.stated_columns is not None else {}
+    column = columns.get(rule.name)
+    if column is None or column.null is None:
+        raise InputError(
+            f"input '{rule.name}' takes texts (BYTES), and null is none: the text null is '\"null\"'"
+        )
+    return column.null
 
 
 def read_json(text: str | bytes) -> Any:

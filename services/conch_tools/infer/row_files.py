@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from conch.core.tensor import Array
-from conch_frames.conversion import Table
+from conch_frames.conversion import Table, records_table
 from conch_frames.csv_table import csv_lines, csv_table, csv_text
 from conch_frames.frame_error import FrameError
 
@@ -112,10 +112,8 @@ class RowReader:
     def _json_lines(self, wants: Callable[[str], bool]) -> Iterator[Table]:
         for piece in _records(self._blocks(), quotes=False):
             records = [_record(at, line) for at, line in enumerate(filter(bytes.strip, piece.splitlines()))]
-            names = dict.fromkeys(name for record in records for name in record)
-            columns = {name: [record.get(name) for record in records] for name in names if wants(name)}
             if records:
-                yield Table(columns, others=tuple(name for name in names if name not in columns))
+                yield records_table(records, wants)
 
     def _parquet(self, wants: Callable[[str], bool]) -> Iterator[Table]:
         try:

@@ -170,6 +170,11 @@ def of_floats(harness: Harness) -> CatboostBackend:
     return CatboostBackend()
 
 
+def of_one_input(harness: Harness) -> CatboostBackend:
+    loaded(harness, INPUTS[2:3])
+    return CatboostBackend()
+
+
 def as_xgboost(harness: Harness) -> XgboostBackend:
     path = harness.root / "m" / "1" / "model.cbm"
     path.rename(path.with_name("xgboost.json"))
@@ -182,6 +187,10 @@ def as_xgboost(harness: Harness) -> XgboostBackend:
         (damaged, "can't be read as a CatBoost model: "),
         (embedded, "has columns of embeddings, which have no input here"),
         (of_floats, "expects datatype TYPE_FP64 for input 'rooms', model provides TYPE_STRING"),
+        (
+            of_one_input,
+            "expects 1 inputs, model provides 5: list all of them, also 'old price', 'color'",
+        ),
         (as_xgboost, "is a CatBoost model, which another backend serves"),
     ],
 )

@@ -87,6 +87,25 @@ def codes() -> Any:
     return table.assign(a=pd.Categorical(np.array(["x", "y", "z"])[labels("multi")]))
 
 
+# Cut within a letter, and between two.
+@pytest.mark.parametrize("names", [["\u00c4", "b", "c"], ["\u00c4b", "c", "d"]])
+def test_categories_that_xgboost_cuts_are_the_configs(harness: Harness, names: list[str]) -> None:
+    import pandas as pd
+    import xgboost
+
+    frame = pd.DataFrame(CLEAN, columns=list("xyzw"))
+    frame["x"] = pd.Categorical.from_codes(labels("multi"), names)
+    matrix = xgboost.DMatrix(frame, labels("binary"), enable_categorical=True)
+    booster = xgboost.train({"nthread": 1}, matrix, 3)
+    booster.save_model(harness.directory("m", {}) / "1" / "xgboost.ubj")
+    with pytest.raises(InvalidArgumentError, match="column 'x' has categories with letters beyond ASCII"):
+        load(harness, XgboostBackend(), "predict")
+    columns = json.dumps([{"name": "x", "categories": names, "codes": True}, "y", "z", "w"])
+    model = load(harness, XgboostBackend(), "predict", CONCH_COLUMNS=columns)
+    rows = np.column_stack((labels("multi"), CLEAN[:, 1:])).astype(np.float32)
+    assert np.array_equal(answers(harness, model, rows)["predict"][:, 0], booster.predict(matrix))
+
+
 @pytest.mark.filterwarnings("ignore:.*gblinear:UserWarning")  # of XGBoost 3.4
 @pytest.mark.parametrize("file", ["xgboost.json", "xgboost.ubj"])
 @pytest.mark.parametrize(
@@ -308,6 +327,10 @@ def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harne
     found = answers(harness, load(harness, SklearnBackend()), rows)
     assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
     np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+    rows[3, 1], rows[4, 0] = np.nan, np.inf
+    error = harness.infer(load(harness, SklearnBackend()), {"input": rows}).one.error
+    text = "input 'input', column 0, has infinity; input 'input', column 1, has null (NaN), which the model"
+    assert isinstance(error, InvalidArgumentError) and text in error.message and "Input X" in error.message
 
 
 def estimators() -> dict[str, Any]:

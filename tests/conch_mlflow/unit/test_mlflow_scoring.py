@@ -62,7 +62,7 @@ def tensors(body: Any, model: ModelSpec, of: Signature, kind: str = "application
 
 
 BY_COLUMN = spec(
-    TensorSpec("a", "FP64", (-1,)),
+    TensorSpec("a", "FP64", (-1,), optional=True),
     TensorSpec("n", "INT64", (-1, 1)),
     TensorSpec("s", "BYTES", (-1,)),
     TensorSpec("b", "BOOL", (-1,)),
@@ -76,6 +76,7 @@ CSV = 's,a,n,b\nx,2.5,1,True\n"ü",,-3,false\n'.encode()
     [
         ({"dataframe_split": FRAME}, "application/json; charset=utf-8"),
         ({"dataframe_records": RECORDS, "params": None}, "application/json"),
+        ({"dataframe_records": [RECORDS[0], {name: RECORDS[1][name] for name in "nsb"}]}, ""),
         ({"instances": RECORDS}, ""),
         ({"inputs": {name: [row[name] for row in RECORDS] for name in "abns"}}, "application/json"),
         ({"inputs": RECORDS}, "application/json"),
@@ -172,6 +173,8 @@ def test_params_are_inputs_and_others_are_refused() -> None:
         ({"dataframe_records": [{**RECORDS[0], "n": 1.5}]}, "", "'n', row 0: 1.5 is no whole number"),
         ({"dataframe_records": [{**RECORDS[0], "s": 5}]}, "", "'s', row 0: must have texts, not 5"),
         ({"dataframe_records": [{**RECORDS[0], "b": 1}]}, "", "'b', row 0: must have true or false, not 1"),
+        ({"dataframe_records": [*RECORDS, {"a": 1.0}]}, "", "'n', row 2: the row does not have it"),
+        ({"inputs": [RECORDS[0], {"b": True}]}, "", "'n', row 1: the row does not have it: send null"),
         ({"dataframe_records": [{"a": 1}]}, "", "column 'n': model 'm' needs it, and the table has 'a'"),
         ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "", "'s', row 0: it is null"),
         ({"inputs": [{"a": 1}, 2]}, "", "'inputs' must be a list of objects"),

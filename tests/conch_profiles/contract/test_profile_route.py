@@ -144,7 +144,11 @@ def test_nothing_is_profiled_by_default_but_what_a_config_asks_for(tmp_path: Pat
     write_model(tmp_path, "torn", CONFIG + SWITCH % "true", {"profile.json": '{"format": 1, "rows": -1}'})
     with serving(tmp_path, flags=("--exit-on-error=false",)) as server:
         assert httpx.get(url(server, "models/m/profile")).status_code == 404
-        assert profile(server, "on")["requests"] == 0
+        found = profile(server, "on")
+        assert (found["requests"], found["training_note"]) == (
+            0,
+            "no profile.json in the version's directory",
+        )
         assert "'columns', an object" in profile(server, "torn")["training_note"]
         index = {each["name"]: each for each in httpx.post(url(server, "repository/index"), json={}).json()}
         assert "must be 'true' or 'false'" in index["bad"]["reason"]
@@ -204,3 +208,6 @@ def test_a_version_that_is_not_there_is_no_file(tmp_path: Path, capsys: pytest.C
     (tmp_path / "train.csv").write_text("x\n1\n")
     assert run([str(tmp_path / "train.csv"), "-o", str(tmp_path / "1")]) == USAGE
     assert "is no directory" in capsys.readouterr().err and not (tmp_path / "1").exists()
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    assert run([str(tmp_path / "train.csv"), "-o", str(tmp_path / "m")]) == USAGE
+    assert f"name one of a version: {tmp_path / 'm' / '1'}" in capsys.readouterr().err

@@ -250,6 +250,12 @@ def test_a_run_goes_on_from_the_row_that_it_names(
             1,
             "column 'x', row 1: it is null",
         ),
+        (
+            ["--rows", "FILE", "--format", "jsonl"],
+            '{"x": 1}\n{"X": 2}\n',
+            1,
+            "row 1: the row does not have it",
+        ),
         (["--rows", "FILE", "--format", "jsonl"], '{"x": 1}\n\n[1]', 1, "row 1: it is no JSON object"),
         (["--rows", "FILE", "--format", "parquet"], "PAR1", 1, "it is no Parquet that can be read"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
     others = {"N": [1, 2, 3, 4], "T": "a", "W": 1} if values else {}
     with pytest.raises(InputError, match=message):
         make_tensors(BATCHED, {**others, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"C": [70, 57], "T": "a,b"}, """'T' has 1 rows, and input 'C' has 2: write texts as '["a", "b"]'"""),
+        ({"C": 70, "T": ["a", "b"], "F": [True, False]}, "'C' has 1 rows, and input 'T' has 2"),
+    ],
+)
+def test_the_input_with_other_rows_is_named(values: dict[str, Any], text: str) -> None:
+    rules = [each for each in (COLUMN, TEXTS, FLAGS) if each.name in values]
+    with pytest.raises(InputError, match=f"^input {re.escape(text)}$"):
+        make_tensors(ModelSignature("m", rules, [], True, most_rows=4), values)
+
+
+def test_null_is_no_text() -> None:
+    with pytest.raises(InputError, match="and null is none: the text null is '\"null\"'"):
+        read(TEXTS, "null")
+    assert array_of(read(TEXTS, '"null"')).tolist() == [[b"null"]]
+    knows = ModelSignature("m", [TEXTS], [], True, 4, stated_columns='[{"name": "T", "null": "-"}]')
+    assert read_value(knows, TEXTS, "null", "none", bytes) == "-"
 
 
 def test_a_whole_number_is_not_rounded() -> None:
