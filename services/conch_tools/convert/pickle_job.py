@@ -126,7 +126,9 @@ def convert(job: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         if job["data"]:
             rows, made = _given(job["data"], names, known, job["rows"]), ""
             if kind == "catboost":
-                rows = {name: _bools(values) if known[name] else values for name, values in rows.items()}
+                rows = {
+                    name: _bools(values) if known[name] else _floats(values) for name, values in rows.items()
+                }
         else:
             rows, made = _made(known, job["rows"])
             if kind == "catboost" and any(known.values()):
@@ -419,6 +421,11 @@ def _typed(name: str, values: list[Any], known: Sequence[Any]) -> list[Any]:
 def _bools(values: list[Any]) -> list[Any]:
     """Texts of a CSV as bools, if all are."""
     return [each == "True" for each in values] if {*values} <= {"True", "False"} else values
+
+
+def _floats(values: list[Any]) -> list[Any]:
+    """Whole numbers as floats: of a column of floats, the rows of a sample may all be whole."""
+    return [float(each) if type(each) is int else each for each in values]
 
 
 def _positive(values: list[Any]) -> list[Any]:

@@ -130,6 +130,19 @@ def test_boosters_get_their_own_files(tmp_path: Path, library: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_numbers_of_catboost_are_floats_where_the_data_has_whole_ones(tmp_path: Path) -> None:
+    """Its file does not tell of types, and the model would refuse 2.5 ever after."""
+    model = booster("catboost")
+    names = model.feature_names_
+    data = tmp_path / "data.csv"
+    data.write_text("".join(f"{','.join(line)}\n" for line in (names, ["1"] * len(names))))
+    facts = converted(model, tmp_path, data)
+    assert checked(tmp_path, facts) == {"predict": 0, "predict_proba": 0}
+    config = (tmp_path / "m" / "config.pbtxt").read_text()
+    assert config.count("TYPE_FP64") == len(names)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_boosters_without_a_class_of_scikit_learn(tmp_path: Path) -> None:
     for library, outputs in (("xgboost", {"predict_proba": 0}), ("lightgbm", {"predict_proba": 0})):
         made = booster(library)
