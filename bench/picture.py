@@ -14,14 +14,14 @@ from xml.sax.saxutils import escape
 
 REFERENCE = "triton"
 COLORS = {"conch": "#0e7c86", "baseline": "#7cc4c9", REFERENCE: "#a0a0a0"}
-PANELS = ("req/s", "CPU µs/req")
+PANELS = ("req/s ratio", "CPU ratio")
 TITLES = ("requests per second", "processor time of a request")
 NAMES_PX, PANEL_PX, BAR_PX, HEAD_PX = 190, 330, 13, 46
 
 
 @dataclass(frozen=True)
 class Results:
-    """A results file: facts of the machine, and medians by scene, contestant and column."""
+    """A results file: facts of the machine, and ratios to Triton by scene, contestant and column."""
 
     facts: dict[str, str]
     scenes: dict[str, dict[str, dict[str, float]]]
@@ -35,9 +35,10 @@ def read(text: str) -> Results:
         columns, *lines = _cells(section)
         found = scenes.setdefault(section.partition("\n")[0].strip(), {})
         for line in lines:
-            cells = dict(zip((each.partition(" [")[0] for each in columns), line, strict=True))
-            if cells["req/s"] != "-":
-                found[line[0]] = {each: float(cells[each].split()[0].replace(",", "")) for each in PANELS}
+            cells = dict(zip(columns, line, strict=True))
+            ratios = {each: cells[each] for each in PANELS if cells[each] != "-"}
+            if ratios or line[0] == REFERENCE:
+                found[line[0]] = {each: float(ratios.get(each, 1)) for each in PANELS}
     return Results({key: value for key, value, *_ in _cells(head) if key}, scenes)
 
 
@@ -51,7 +52,7 @@ def draw(results: Results, scenes: dict[str, str], contestants: dict[str, str]) 
     """An SVG picture of some scenes and contestants, which are named with their labels."""
     shown = {name: results.scenes[name] for name in scenes}
     ratios = {
-        (scene, who, panel): measured[who][panel] / measured[REFERENCE][panel]
+        (scene, who, panel): measured[who][panel]
         for scene, measured in shown.items()
         for who in contestants
         for panel in PANELS
@@ -83,7 +84,9 @@ def draw(results: Results, scenes: dict[str, str], contestants: dict[str, str]) 
     facts = results.facts
     versions = ", ".join(f"{name} {facts[name].partition(',')[0]}" for name in ("Python", "grpcio", "numpy"))
     parts.append(_text(8, height - 24, f"{facts['CPU']}; {versions}; rounds: {facts['rounds per scene']}"))
-    parts.append(_text(8, height - 9, "; ".join(v for k, v in facts.items() if k.startswith("server: "))))
+    # A server's name is not told apart by what it says of itself: clients ask conch, too, for "triton".
+    servers = (f"{label} {facts[f'server: {who}'].partition(' ')[2]}" for who, label in contestants.items())
+    parts.append(_text(8, height - 9, "; ".join(servers)))
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     style = 'font-family="sans-serif" font-size="11" fill="#202020"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>' + "\n".join(parts) + "</svg>\n"
