@@ -27,7 +27,7 @@ from conch_frames.column import (
     with_nulls,
 )
 from conch_frames.column_rules import ISO, ColumnRule, ModelColumns, ModelInput
-from conch_frames.frame_error import FrameError
+from conch_frames.frame_error import NO_ROWS, FrameError
 
 _MOST_NAMES = 20
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -74,7 +74,12 @@ def records_table(records: Sequence[Mapping[str, Any]], wants: Callable[[str], b
     Args:
         records: The rows.
         wants: True for the names of columns to keep: a table of all names may have rows times rows values.
+
+    Raises:
+        FrameError: There is no row.
     """
+    if not records:
+        raise FrameError("", None, NO_ROWS)
     names = {name: wants(name) for name in dict.fromkeys(name for record in records for name in record)}
     found = {name: [each.get(name, ABSENT) for each in records] for name, kept in names.items() if kept}
     return Table(found, others=tuple(name for name, kept in names.items() if not kept))
@@ -87,10 +92,12 @@ def table_tensors(table: Table, model: ModelColumns) -> dict[str, Tensor]:
         Tensors by input, of shape [rows], [rows, 1], or [rows, columns] for a matrix.
 
     Raises:
-        FrameError: A column is missing, or one of its values does not fit.
+        FrameError: A column is missing, there is no row, or one of its values does not fit.
     """
     if not table.columns and not table.others:
         raise FrameError("", None, f"it has no columns; model '{model.model}' has {_names(model.rules)}")
+    if table.columns and not table.rows:
+        raise FrameError("", None, NO_ROWS)
     lengths = {name: _length(values) for name, values in table.columns.items()}
     for name, length in lengths.items():
         if length != table.rows:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from conch.core.errors import InvalidArgumentError
 
+NO_ROWS = "it has no rows"
+
 
 class FrameError(InvalidArgumentError):
     """A column that a model can't take.

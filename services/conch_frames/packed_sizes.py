@@ -76,6 +76,7 @@ def parquet_chunks(body: memoryview) -> tuple[list[Chunk], bytes]:
             _chunk(place, column[3, _STRUCT], len(body))
             for group in footer.get((4, _LIST), ())
             for place, column in enumerate(group.get((1, _LIST), ()))
+            if column[3, _STRUCT][5, _I64]  # without values no page is read, wherever it lies
         ]
         return chunks, bytes(footer.get((6, _BINARY), b""))
     except (KeyError, TypeError, AttributeError):

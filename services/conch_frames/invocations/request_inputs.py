@@ -16,7 +16,7 @@ from conch.core.tensor import Array, Tensor
 from conch_frames.column import EXACT_WHOLES
 from conch_frames.column_rules import ColumnRule, ModelColumns, ModelInput
 from conch_frames.conversion import Table, column_array, table_tensors
-from conch_frames.frame_error import FrameError
+from conch_frames.frame_error import NO_ROWS, FrameError
 from conch_frames.interface import FrameInterface
 from conch_frames.invocations.request_body import FrameRequest
 
@@ -34,8 +34,6 @@ def request_tensors(request: FrameRequest, interface: FrameInterface) -> dict[st
     if isinstance(data, Table) and _has_arrays(data, columns):
         data = data.columns
     if isinstance(data, Table):
-        if data.columns and not data.rows:
-            raise FrameError("", None, "it has no rows")
         inputs = table_tensors(data, columns)
     elif isinstance(data, dict):
         inputs = _named(data, columns)
@@ -111,8 +109,10 @@ def array_tensor(values: Any, of: ModelInput, rule: ColumnRule | None = None) ->
     Raises:
         FrameError: The values are no regular array, or one does not fit.
     """
-    rule = rule or ColumnRule(of.name, of.datatype, of.optional)
     flat, shape = _flattened(values, of)
+    if rule is not None and not flat:
+        raise FrameError(rule.name, None, NO_ROWS)
+    rule = rule or ColumnRule(of.name, of.datatype, of.optional)
     try:
         made = column_array(flat, rule)
     except FrameError as error:

@@ -136,6 +136,8 @@ class _RowRun:
         """Sends each batch. Raises FrameError: a row does not fit the model; those before are sent."""
         first = self._start_row
         for table in reader.tables(first, self._columns.wants):
+            if table.columns and not table.rows:
+                continue  # such as a file with a header alone
             wrong: FrameError | None = None
             try:
                 tensors = table_tensors(table, self._columns)

@@ -362,9 +362,9 @@ def test_a_format_that_is_not_known_is_not_accepted(models: httpx.Client) -> Non
     assert answer.status_code == 406 and "predictions come as" in answer.json()["error"]
 
 
-@pytest.mark.parametrize("way", [records, as_csv, arrow])
+@pytest.mark.parametrize("way", [records, inputs, lines, as_csv, arrow, parquet])
 def test_a_table_without_rows_is_refused(
     models: httpx.Client, way: Callable[[pd.DataFrame], tuple[Any, str]]
 ) -> None:
     answer = post(models, "churn", *way(people()[:0]))
-    assert (answer.status_code, "the table: it has no" in answer.json()["error"]) == (400, True), answer.text
+    assert (answer.status_code, "it has no rows" in answer.json()["error"]) == (400, True), answer.text

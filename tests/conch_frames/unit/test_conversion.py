@@ -220,6 +220,7 @@ TABLES: list[tuple[dict[str, Any], Table, Any]] = [
         "the table: it has 1 columns without names, and model 'm' has 2",
     ),
     (MATRIX, Table({"a": [1], "b": [1, 2]}), "column 'b': it has 2 rows, and the columns before have 1"),
+    (MATRIX, Table({"a": [], "b": []}), "the table: it has no rows"),
     (MATRIX, Table({}), "the table: it has no columns; model 'm' has 'a', 'b'"),
     (
         config({"input": "FP32"}, width=2),

@@ -150,6 +150,16 @@ def test_standard_input_and_output(
     assert [json.loads(line) for line in out.splitlines()] == [{"active": each} for each in FRAME["active"]]
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.parquet"])
+def test_a_file_with_a_header_alone_has_no_rows_to_send(
+    server: conch.Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / name
+    source.write_text("x\n") if name == "in.csv" else pd.DataFrame({"x": np.zeros(0, int)}).to_parquet(source)
+    code, out, errors = run(capsys, str(server.grpc_url), "picky", "--rows", source)
+    assert (code, out, errors[:7]) == (0, "", "0 rows,")
+
+
 def test_a_full_disk_ends_a_run_with_a_sentence(
     server: conch.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
