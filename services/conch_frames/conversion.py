@@ -139,10 +139,13 @@ def _left_out(table: Table, model: ModelColumns, rule: ColumnRule) -> bool:
     """True for a column that a table may leave out. Raises FrameError: the model needs it."""
     if rule.optional and model.matrix is None:
         return True
+    names = (*table.columns, *table.others)
+    one_line = table.texts and len(names) == 1 and any(sign in names[0] for sign in ";\t|")
     raise FrameError(
         rule.name,
         None,
-        f"model '{model.model}' needs it, and the table has {_names((*table.columns, *table.others))}",
+        f"model '{model.model}' needs it, and the table has {_names(names)}"
+        + ("; values of CSV are separated by commas" if one_line else ""),
     )
 
 

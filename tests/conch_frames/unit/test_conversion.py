@@ -216,6 +216,11 @@ TABLES: list[tuple[dict[str, Any], Table, Any]] = [
     (MATRIX, Table({"a": [1]}), "column 'b': model 'm' needs it, and the table has 'a'"),
     (
         MATRIX,
+        Table({}, texts=True, others=("a;b",)),
+        "column 'a': model 'm' needs it, and the table has 'a;b'; values of CSV are separated by commas",
+    ),
+    (
+        MATRIX,
         Table({"0": [1]}, named=False),
         "the table: it has 1 columns without names, and model 'm' has 2",
     ),
