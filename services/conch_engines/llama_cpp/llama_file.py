@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.language.gguf_file import Texts, read_metadata
+from conch_engines.language.json_files import own_sampling
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_GENERATION = "generation_config.json"
 _KEEPING = ("gpt2", "llama")
 """Tokenizers that drop no parts of texts, such as blanks or accents."""
 
@@ -25,7 +24,7 @@ class LlamaFile:
     Attributes:
         path: The file; the first of several parts.
         metadata: Its values by key; arrays of numbers are None.
-        sampling: The model's own sampling parameters, from ``generation_config.json``.
+        sampling: The model's own sampling parameters, as of `own_sampling`.
     """
 
     path: Path
@@ -102,7 +101,7 @@ def find_model(directory: Path, name: str, file: str = "", others: Collection[Pa
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise InvalidArgumentError(f"model '{name}': '{path}' is no model, its general.type is {kind!r}")
-    return LlamaFile(path, metadata, _sampling(directory / _GENERATION, name))
+    return LlamaFile(path, metadata, own_sampling(directory, name, metadata))
 
 
 def all_parts(path: Path) -> list[Path]:
@@ -124,15 +123,3 @@ def _first_part(found: list[Path], name: str) -> Path | None:
     if missing:
         raise InvalidArgumentError(f"model '{name}': '{found[0].parent}' lacks {missing}")
     return wanted[0] if set(found) <= set(wanted) else None
-
-
-def _sampling(path: Path, name: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InvalidArgumentError(f"model '{name}': '{path}' is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidArgumentError(f"model '{name}': '{path}' must have a JSON object")
-    return found

@@ -176,7 +176,7 @@ def test_params_are_inputs_and_others_are_refused() -> None:
         ({"dataframe_records": [*RECORDS, {"a": 1.0}]}, "", "'n', row 2: the row does not have it"),
         ({"inputs": [RECORDS[0], {"b": True}]}, "", "'n', row 1: the row does not have it: send null"),
         ({"dataframe_records": [{"a": 1}]}, "", "column 'n': model 'm' needs it, and the table has 'a'"),
-        ({"inputs": {"s": None, "a": [], "n": [], "b": []}}, "", "'s', row 0: it is null"),
+        ({"inputs": {"s": None, "a": [1], "n": [1], "b": [True]}}, "", "'s', row 0: it is null"),
         ({"inputs": [{"a": 1}, 2]}, "", "'inputs' must be a list of objects"),
         ({"inputs": [1]}, "", "several inputs"),
         ({"inputs": {"a": [[1], [1, 2]], "n": [], "s": [], "b": []}}, "", "'a': its values are no regular"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.llama_models import llama_model, write_adapter
 
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch_engines.genai.model_on_disk import find_model as find_genai_model
 from conch_engines.language.gguf_file import write_gguf
 from conch_engines.language.random_model import CONTEXT, random_parts, write_random_model
 from conch_engines.llama_cpp.llama_backend import LlamaCppBackend
@@ -83,6 +86,17 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.2}')
     named = find_model(tmp_path, "m", "m-00001-of-00003.gguf")
     assert named.sampling == {"temperature": 0.2} and named.context_length == CONTEXT
+
+
+@pytest.mark.parametrize("find", [find_model, find_genai_model], ids=["llama_cpp", "openvino_genai"])
+def test_a_file_has_sampling_parameters_of_its_own(tmp_path: Path, find: Callable[..., Any]) -> None:
+    metadata, tensors = random_parts()
+    own = {"temp": 0.25, "top_k": 7, "penalty_repeat": 1.5, "sequence": "kfypmxt"}
+    metadata |= {f"general.sampling.{name}": value for name, value in own.items()}
+    write_gguf(tmp_path / "model.gguf", metadata, tensors)
+    assert find(tmp_path, "m").sampling == {"temperature": 0.25, "top_k": 7, "repetition_penalty": 1.5}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert find(tmp_path, "m").sampling == {"temperature": 0.5, "top_k": 7, "repetition_penalty": 1.5}
 
 
 def test_a_text_of_more_bytes_than_tokens_can_have_is_refused(tmp_path: Path) -> None:
