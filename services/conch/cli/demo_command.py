@@ -55,10 +55,15 @@ def _serve_llm(arguments: Sequence[str]) -> int:
     assert found is not None and found.origin is not None
     weights = next(Path(found.origin).parent.glob("*.gguf"))
     with TemporaryFolder("conch-demo-") as directory:
-        model = directory / "smollm"
-        (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(_LLM_CONFIG)
-        (model / "1" / "generation_config.json").write_text(_LLM_SAMPLING)
-        shutil.copyfile(weights, model / "1" / "model.gguf")
+        write_language_model(directory, weights)
         defaults = {"model_repository": [str(directory)], **_CONSOLE}
         return serve_command.run(arguments, "conch demo", defaults=defaults)
+
+
+def write_language_model(repository: Path, weights: Path) -> None:
+    """Writes the model ``smollm`` of a GGUF file into a repository."""
+    version = repository / "smollm" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(_LLM_CONFIG)
+    (version / "generation_config.json").write_text(_LLM_SAMPLING)
+    shutil.copyfile(weights, version / "model.gguf")

