@@ -72,11 +72,13 @@ def parquet_chunks(body: memoryview) -> tuple[list[Chunk], bytes]:
         raise PackedError(f"its footer has {length} bytes, at most {_MOST_FOOTER_BYTES} are read")
     footer = _Thrift(body[:-8], len(body) - 8 - length).read_struct(0)
     try:
+        groups = footer.get((4, _LIST), ())
+        if not any(group[3, _I64] for group in groups):
+            groups = ()  # of a file without rows no page is read, wherever it lies
         chunks = [
             _chunk(place, column[3, _STRUCT], len(body))
-            for group in footer.get((4, _LIST), ())
+            for group in groups
             for place, column in enumerate(group.get((1, _LIST), ()))
-            if column[3, _STRUCT][5, _I64]  # without values no page is read, wherever it lies
         ]
         return chunks, bytes(footer.get((6, _BINARY), b""))
     except (KeyError, TypeError, AttributeError):

@@ -59,6 +59,19 @@ def test_a_page_that_pyarrow_would_read_in_another_way_is_refused(header: str, r
         ParquetPages(body).unpacked_bytes(0, len(body))
 
 
+def test_a_column_that_says_it_has_no_values_counts() -> None:
+    """pyarrow reads its pages all the same, where its row group has rows."""
+    body = io.BytesIO()
+    pq.write_table(pa.table({"x": np.zeros(100_000)}), body, use_dictionary=False, write_statistics=False)
+    content, count = bytearray(body.getvalue()), b"\xc0\x9a\x0c"  # 100,000 as a zigzag varint
+    values = content.index(count, content.index(count) + len(count))  # behind that of the file
+    content[values : values + len(count)] = b"\x80\x80\x00"
+    metadata = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(0)
+    assert (metadata.num_rows, metadata.column(0).num_values) == (100_000, 0)
+    with pytest.raises(UnpackedSizeError):
+        parquet_table(bytes(content), 100_000)
+
+
 def test_lists_in_a_footer_are_no_deeper_than_structs() -> None:
     footer = bytes.fromhex("49" + "19" * 5000)
     with pytest.raises(PackedError, match="nested too deep"):
