@@ -91,12 +91,8 @@ def test_what_is_held_out_stays_so_on_all_servers_without_its_rollout(site: Site
             assert ([*site.serving("m")], agent.rollout("m").refused) == ([1], (2,))
             site.model("m", {2: "ok "}, None)
             rollouts.declare("m")
-
-            def is_served() -> bool:
-                agent.load("m", {})  # again: the first one may come before the manager's word
-                return site.serving("m").keys() == {2}
-
-            eventually(is_served, "other files are free")
+            agent.load("m", {})
+            eventually(lambda: site.serving("m").keys() == {2}, "other files are free")
             rollouts.stop()
 
 

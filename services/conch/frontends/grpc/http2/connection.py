@@ -258,8 +258,6 @@ class Http2Connection:
         Raises:
             ValueError: There is data, though frames are unparsed.
         """
-        if self.unparsed is not None and data:
-            raise ValueError("data before what came earlier is parsed")
         if now_ns >= self._period_ends_ns:
             self._next_period(now_ns)
         events, self._events = self._events, []
@@ -267,6 +265,8 @@ class Http2Connection:
             return events
         try:
             if self.unparsed is not None:
+                if data:
+                    raise ValueError("data before what came earlier is parsed")
                 waiting, self.unparsed = self.unparsed, None
                 self._parse(*waiting, events)
             elif self._data_left or self._padding_left:
